@@ -1,0 +1,1 @@
+"""Rolltape: train on the agent you ship."""

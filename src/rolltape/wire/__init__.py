@@ -1,0 +1,84 @@
+"""Wire protocols: bytes to canonical chat and back, a folder each. No I/O.
+
+A protocol says which paths it serves and turns a body into a `ChatRequest`, a `Reply` or engine events into bytes, and
+an error into the words and status that its clients understand. The route selects the protocol; a harness declares
+nothing.
+
+Streaming is the delicate part. An encoder is fed engine events and gives frames; a frame is marked `acting` when a
+harness may act on it (a finished tool call, the finish chunk). The gateway holds the first acting frame and everything
+after it until the call's record is durable, so nothing can be acted on that a crash could lose.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rolltape.chat import ChatRequest, EngineEvent, Reply
+from rolltape.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Bytes for the client. `acting`: a harness may act on it, so it waits for the durable entry."""
+
+    data: bytes
+    acting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedError:
+    """An error reply, complete."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class StreamEncoder(Protocol):
+    """Encodes one streamed reply. Frames come in order; an empty list means that nothing is to be sent yet."""
+
+    def open(self) -> Sequence[Frame]:
+        """Frames that start the stream, before any token."""
+        ...
+
+    def encode(self, event: EngineEvent) -> Sequence[Frame]:
+        """Frames for one event; for `Finished` all that close the stream, acting ones included."""
+        ...
+
+    def keep_alive(self) -> Frame:
+        """A frame that every known client of this protocol counts as life and none as content."""
+        ...
+
+    def error(self, error: RequestError) -> Sequence[Frame]:
+        """Frames that end a stream which broke after its first byte. Never looks like a normal end."""
+        ...
+
+
+class WireProtocol(Protocol):
+    """One dialect."""
+
+    name: str
+    """`openai_chat`, ...: recorded with each entry."""
+    paths: Sequence[str]
+    """Generating routes, as they stand after the address prefix: `/v1/chat/completions`. All are POST."""
+    stream_content_type: str
+
+    def decode(self, path: str, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
+        """The request, nothing lost. Raises `RequestError` (400) naming the field that cannot be honoured."""
+        ...
+
+    def encode_reply(self, request: ChatRequest, reply: Reply) -> bytes:
+        """The body of a reply that is not streamed."""
+        ...
+
+    def encoder(self, request: ChatRequest, *, reply_id: str, created: int) -> StreamEncoder:
+        """A fresh encoder for one streamed reply."""
+        ...
+
+    def encode_error(self, error: RequestError) -> EncodedError:
+        """The error with the status that this protocol's clients react to properly."""
+        ...
+
+    def tagged(self, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """The headers worth keeping with the entry: session, agent and retry marks. Never credentials."""
+        ...
