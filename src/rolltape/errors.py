@@ -45,9 +45,7 @@ class RequestError(RolltapeError):
     `param` the request field at fault or None.
     """
 
-    def __init__(
-        self, status: int, code: str, message: str, *, param: str | None = None, hint: str = ""
-    ) -> None:
+    def __init__(self, status: int, code: str, message: str, *, param: str | None = None, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.status = status
         self.code = code

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +80,7 @@ class Fault(StrEnum):
     @property
     def damages_ids(self) -> bool:
         """True when the token ids themselves cannot be relied on."""
-        return self in (Fault.PROMPT_IDS_MISSING, Fault.GENERATION_IDS_MISSING, Fault.TOKEN_COUNT_MISMATCH, Fault.ENGINE)
+        return self not in (Fault.LOG_PROBS_MISSING, Fault.LOG_PROBS_LENGTH, Fault.LOG_PROBS_INVALID)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -246,14 +246,14 @@ def _items(entry: TokenEntry) -> list[tuple[str, Any, Any]]:
         if f.name in skipped:
             continue
         value = getattr(entry, f.name)
-        default = f.default_factory() if callable(f.default_factory) else f.default  # type: ignore[misc]
+        default = f.default_factory() if callable(f.default_factory) else f.default
         rows.append((f.name, value, default))
     return rows
 
 
 def _valid_log_probs(values: FloatArray) -> NDArray[np.bool_]:
     """A log-prob is finite and not above 0; rounding in float32 may leave it a hair above."""
-    return cast("NDArray[np.bool_]", np.isfinite(values) & (values <= 1e-4))
+    return np.isfinite(values) & (values <= 1e-4)
 
 
 def _with_array_faults(entry: TokenEntry) -> tuple[str, ...]:

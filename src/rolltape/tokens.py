@@ -55,9 +55,7 @@ def log_probs(values: Iterable[float | None] | NDArray[Any], name: str = "log-pr
 def json_log_probs(values: FloatArray) -> list[float | None]:
     """The shortest decimals that read back as the same float32; null where the value is not finite."""
     texts = values.astype("U32")
-    return [
-        float(text) if ok else None for text, ok in zip(texts, np.isfinite(values), strict=True)
-    ]
+    return [float(text) if ok else None for text, ok in zip(texts, np.isfinite(values), strict=True)]
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
