@@ -1,0 +1,84 @@
+"""`rolltape export`: the training rows of a store as JSON lines.
+
+The file appears whole or not at all: it is written beside its place, made durable and moved there. What a trainer
+should not see by default (masked rollouts, crashed harnesses) is left out and counted aloud.
+"""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, BinaryIO, Literal
+
+import msgspec
+from cyclopts import Parameter
+
+from rolltape.cli import terminal
+from rolltape.rebuild import rebuild
+from rolltape.record import TokenCaptureSnapshot
+from rolltape.store import CaptureStore
+
+NO_ATTEMPT = frozenset({"crashed", "could_not_start"})
+"""Endings that say nothing about the policy."""
+
+
+def export(
+    *,
+    out: Annotated[Path, Parameter(help="The file to write; - is stdout.")],
+    dir: terminal.Dir = terminal.DEFAULT_DIR,
+    rollout: Annotated[tuple[str, ...], Parameter(help="Only these rollouts; may be given again.")] = (),
+    delivery: Literal["forest", "calls"] = "forest",
+    include_masked: Annotated[bool, Parameter(negative="", help="Write masked and excluded rollouts too.")] = False,
+) -> None:
+    """Write the training rows of a store to a JSONL file, one row a line."""
+
+    async def write(store: CaptureStore) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        ids = [(await terminal.find(store, text)).rollout_id for text in rollout]
+        with _whole_file(out) as file:
+            for rollout_id in ids or [state.rollout_id for state in await store.rollouts()]:
+                snapshot = await store.read(rollout_id)
+                lines, left_out = _lines(snapshot, delivery, include_masked)
+                file.writelines(lines)
+                counts["rows"] += len(lines)
+                counts[left_out or "written"] += 1
+        return counts
+
+    counts = terminal.with_store(dir, write)
+    left_out = ", ".join(f"{n} {why}" for why, n in sorted(counts.items()) if why not in ("rows", "written"))
+    said = f"{counts['rows']} rows of {counts['written']} rollouts written to {out}"
+    terminal.note(f"{said}; left out: {left_out}" if left_out else said)
+
+
+def _lines(snapshot: TokenCaptureSnapshot | None, delivery: str, include_masked: bool) -> tuple[list[bytes], str]:
+    """The rollout's lines, and why there are none ("" = they are written)."""
+    if snapshot is None or not snapshot.entries:
+        return [], "empty"
+    ending = snapshot.outcome.get("ending")
+    if ending in NO_ATTEMPT and not include_masked:
+        return [], f"{ending}".replace("_", " ")
+    rebuilt = rebuild(snapshot, delivery=delivery)
+    if rebuilt.mask_sample and not include_masked:
+        return [], "masked"
+    rows = (row.to_json() | {"mask_sample": rebuilt.mask_sample} for row in rebuilt.rows if row.loss_tokens)
+    return [msgspec.json.encode(row) + b"\n" for row in rows], ""
+
+
+@contextmanager
+def _whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that appears at `path` when the block ends well, durable, and not before."""
+    if str(path) == "-":
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with unfinished.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""`rolltape verify`: derive every digest of a store anew and compare."""
