@@ -36,8 +36,8 @@ COMMANDS = {
     "run": Command(
         "rolltape.cli.run:run",
         "Run a harness over tasks: captured, checked, rewarded, delivered.\n\n"
-        "A task is one JSON object a line: {id, prompt, [setup], [files], [check]}. Each attempt gets a workspace of its "
-        "own; check is a command run in the finished workspace, whose exit status gives the reward. Results are "
+        "A task is one JSON object a line: {id, prompt, [setup], [files], [check]}. Each attempt gets a workspace of "
+        "its own; check is a command run in the finished workspace, whose exit status gives the reward. Results are "
         "appended to --out, one line a rollout. Started again with the same --out it goes on where it was.",
         (
             "rolltape run --tasks tasks.jsonl --harness mini-swe-agent --group-size 8 --out results.jsonl",
@@ -68,8 +68,8 @@ COMMANDS = {
     "rebuild": Command(
         "rolltape.cli.rebuild:rebuild",
         "Turn a captured rollout into training rows.\n\n"
-        "Rows hold only recorded token ids. The loss mask is 1 where a token was sampled and this row owns it; log-probs "
-        "are null where it is 0. Works on a store or on a JSONL file of token entries, and freezes nothing.",
+        "Rows hold only recorded token ids. The loss mask is 1 where a token was sampled and this row owns it; "
+        "log-probs are null where it is 0. Works on a store or on a JSONL file of token entries, and freezes nothing.",
         (
             "rolltape rebuild --rollout write-hello-0 --json",
             "rolltape rebuild --entries calls.jsonl --delivery calls --json",
@@ -84,8 +84,8 @@ COMMANDS = {
     ),
     "verify": Command(
         "rolltape.cli.verify:verify",
-        "Derive every digest of a store anew and compare.\n\nExit status 1 when anything is damaged; each finding names "
-        "the rollout and the call.",
+        "Derive every digest of a store anew and compare.\n\nExit status 1 when anything is damaged; each finding "
+        "names the rollout and the call.",
         ("rolltape verify", "rolltape verify --dir rolltape-data --json"),
     ),
 }

@@ -1,5 +1,6 @@
 """`rolltape rebuild`: a rollout's training rows, from the store or from a file of token entries."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -8,9 +9,10 @@ from rich.table import Table
 
 from rolltape.cli import terminal
 from rolltape.cli.entries import read as read_entries
+from rolltape.cli.look import reward
 from rolltape.errors import ConfigError
 from rolltape.rebuild import rebuild as rebuild_rows
-from rolltape.record import TokenCaptureSnapshot
+from rolltape.record import Row, TokenCaptureSnapshot
 
 DeliveryForm: TypeAlias = Annotated[
     Literal["forest", "chain", "calls"],
@@ -42,7 +44,20 @@ def rebuild(
     if json:
         terminal.print_json(rebuilt.to_json())
     else:
-        _picture(rebuilt.to_json())
+        terminal.out().print(rows_table(rebuilt.rows))
+
+
+def rows_table(rows: Sequence[Row]) -> Table:
+    """One line a row."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("row", no_wrap=True)
+    table.add_column("kind")
+    for name in ("calls", "tokens", "trained", "reward"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        numbers = (f"{len(row.spans)}", f"{len(row.token_ids):,}", f"{row.loss_tokens:,}", reward(row.reward))
+        table.add_row(row.row_id, row.kind, *numbers)
+    return table
 
 
 def _from_store(directory: Path, rollout: str) -> TokenCaptureSnapshot:
