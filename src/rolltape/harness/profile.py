@@ -1,0 +1,212 @@
+"""Harness profiles: everything that Rolltape knows about a harness, as data.
+
+A profile is a TOML file, converted strictly to `Profile`: an unknown key or placeholder is an error when the file is
+read, not when the thousandth rollout starts. Nothing in a profile is code, so a new version of a harness, or a harness
+that nobody here has seen, is a new file. Templates are plain text with `{name}` placeholders (`{{` is a brace); the
+names are those of `PLACEHOLDERS`, and no attribute, index or format can be asked of them.
+"""
+
+import re
+import shutil
+import string
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from rolltape.errors import ConfigError
+
+PLACEHOLDERS = frozenset(
+    {
+        "prompt", "model", "rollout_id", "api_key",
+        "base_url", "openai_base_url", "anthropic_base_url", "gemini_base_url",
+        "executable", "workspace", "home", "out", "tmp", "config",
+    }
+)  # fmt: skip
+"""What a template may name. `base_url` is the one of the profile's own protocol."""
+
+CONFIG_ARGS = "{config_args}"
+"""The element of `command` that gives way to the arguments that pass a configuration file, or to nothing."""
+
+CallKind = Literal["agent", "subagent", "compaction", "title", "probe", "judge", "other"]
+ReportedEnding = Literal["finished", "budget", "crashed"]
+
+
+class ConfigFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file that must be there before the harness starts. Both are templates; `path` leads into the attempt."""
+
+    path: str
+    text: str
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the harness takes a configuration file of the user's.
+
+    `args` are the arguments that pass one (templates; `{config}` is its path). `shipped` names the files that come with
+    the profile, relative to it.
+    """
+
+    args: tuple[str, ...] = ()
+    shipped: Mapping[str, str] = {}
+
+
+class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the harness itself says of its run, in a JSON file.
+
+    `file` is a template; `status` and `version` are dotted paths into it, "" = it does not say. `endings` maps an
+    ending to the pattern that the whole status must match: it overrules the exit code. A status that none of them
+    matches leaves the exit code to decide.
+    """
+
+    file: str
+    status: str = ""
+    version: str = ""
+    endings: Mapping[ReportedEnding, str] = {}
+
+
+class KindMark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How to tell one kind of call: the pattern is searched for in a header (`header:NAME`) or in a text."""
+
+    kind: CallKind
+    where: str
+    """`header:NAME`, `system` or `last_user`."""
+    match: str
+
+
+class Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How to read the harness's calls. Only ever evidence: exact tokens decide what belongs together."""
+
+    chain_headers: tuple[str, ...] = ()
+    """Request headers that differ between chains (a session or sub-agent id), lower case."""
+    retry_header: str = ""
+    """The header that counts repeats of one request, "" = none."""
+    kinds: tuple[KindMark, ...] = ()
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One harness in one version, ready to be launched.
+
+    `protocol` is the wire protocol it speaks (its first word names the base URL). `executable` is looked for on PATH
+    and beside the Python that runs Rolltape; `install` says how to get it. `command` and `env` are templates.
+    """
+
+    name: str
+    version: str
+    protocol: str
+    executable: str
+    command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    install: str = ""
+    env: Mapping[str, str] = {}
+    files: tuple[ConfigFile, ...] = ()
+    config: Config | None = None
+    report: Report | None = None
+    calls: Calls = Calls()
+
+    def find_executable(self, path: str) -> str:
+        """The absolute path of the executable, with `path` in the form of PATH. Raises `ConfigError`."""
+        beside = str(Path(sys.executable).parent)
+        found = shutil.which(self.executable, path=f"{path}:{beside}")
+        if found is None:
+            hint = f"install it: {self.install}" if self.install else "install it, or name another profile"
+            raise ConfigError(f"harness {self.name!r} needs {self.executable!r}, which is not on PATH", hint=hint)
+        return str(Path(found).absolute())
+
+    def find_config(self, spec: str) -> Path:
+        """The configuration file that `spec` means: one shipped with the profile, or a path. Raises `ConfigError`."""
+        if self.config is None:
+            raise ConfigError(f"harness {self.name!r} takes no configuration file")
+        path = Path(self.config.shipped.get(spec, spec)).absolute()
+        if not path.is_file():
+            known = ", ".join(sorted(self.config.shipped)) or "none"
+            raise ConfigError(f"there is no configuration {spec!r} for {self.name!r}", hint=f"shipped with it: {known}")
+        return path
+
+
+def fill(template: str, values: Mapping[str, str]) -> str:
+    """`template` with its placeholders replaced. Raises `ConfigError` on a name that `values` lacks."""
+    return "".join(text + (_value(name, values) if name is not None else "") for text, name in _pieces(template))
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile in a TOML file, or in `profile.toml` of a folder. Raises `ConfigError`."""
+    file = path / "profile.toml" if path.is_dir() else path
+    try:
+        profile = msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8")), Profile)
+    except OSError as error:
+        raise ConfigError(f"cannot read the harness profile {str(file)!r}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{file} is no harness profile: {error}") from error
+    _check(profile, file)
+    return _with_absolute_configs(profile, file.parent)
+
+
+def builtin_profiles() -> Mapping[str, Profile]:
+    """The profiles that ship with Rolltape, by name."""
+    found = [read_profile(file) for file in sorted((Path(__file__).parent / "profiles").glob("*.toml"))]
+    return {profile.name: profile for profile in found}
+
+
+def find_profile(spec: str, known: Mapping[str, Profile]) -> Profile:
+    """The profile that `spec` means: a name in `known`, or a path to a file or folder. Raises `ConfigError`."""
+    if spec in known:
+        return known[spec]
+    if "/" in spec or spec.endswith(".toml") or Path(spec).is_dir():
+        return read_profile(Path(spec))
+    raise ConfigError(f"no harness profile {spec!r}", hint=f"there are: {', '.join(sorted(known))}; or give a path")
+
+
+def _pieces(template: str) -> Iterator[tuple[str, str | None]]:
+    try:
+        for text, name, spec, conversion in string.Formatter().parse(template):
+            if spec or conversion:
+                raise ConfigError(f"placeholder {{{name}}} takes no format, in {template!r}")
+            yield text, name
+    except ValueError as error:
+        raise ConfigError(f"{error} in {template!r}", hint="write {{ and }} for braces") from error
+
+
+def _value(name: str, values: Mapping[str, str]) -> str:
+    if name not in values:
+        raise ConfigError(f"unknown placeholder {{{name}}}", hint=f"there are: {', '.join(sorted(values))}")
+    return values[name]
+
+
+def _check(profile: Profile, file: Path) -> None:
+    names = {name: name for name in PLACEHOLDERS}
+    try:
+        for template in _templates(profile):
+            fill(template, names)
+        for pattern in _patterns(profile):
+            re.compile(pattern)
+    except (ConfigError, re.error) as error:
+        raise ConfigError(f"{file}: {error}") from error
+    for mark in profile.calls.kinds:
+        if mark.where not in ("system", "last_user") and not mark.where.startswith("header:"):
+            raise ConfigError(f"{file}: a call kind is told by header:NAME, system or last_user, not {mark.where!r}")
+
+
+def _templates(profile: Profile) -> Iterator[str]:
+    yield from (part for part in profile.command if part != CONFIG_ARGS)
+    yield from profile.env.values()
+    for file in profile.files:
+        yield from (file.path, file.text)
+    if profile.config:
+        yield from profile.config.args
+    if profile.report:
+        yield profile.report.file
+
+
+def _patterns(profile: Profile) -> Iterator[str]:
+    yield from (mark.match for mark in profile.calls.kinds)
+    if profile.report:
+        yield from profile.report.endings.values()
+
+
+def _with_absolute_configs(profile: Profile, folder: Path) -> Profile:
+    if profile.config is None:
+        return profile
+    shipped = {name: str((folder / path).absolute()) for name, path in profile.config.shipped.items()}
+    return msgspec.structs.replace(profile, config=msgspec.structs.replace(profile.config, shipped=shipped))
