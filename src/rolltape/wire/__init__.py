@@ -62,6 +62,8 @@ class WireProtocol(Protocol):
     paths: Sequence[str]
     """Generating routes, as they stand after the address prefix: `/v1/chat/completions`. All are POST."""
     stream_content_type: str
+    reply_prefix: str
+    """Put before a call's id to make its reply's id: `chatcmpl-`."""
 
     def decode(self, path: str, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         """The request, nothing lost. Raises `RequestError` (400) naming the field that cannot be honoured."""

@@ -1,0 +1,125 @@
+"""Which rollout a request belongs to. Pure: paths and headers in, an address or a refusal out.
+
+A rollout is named by a path prefix, by its API key or by a header; all that are present must agree. Ids are checked in
+the raw path, before any percent-decoding, and never rewritten: an id that arrives changed is another rollout.
+
+Loopback is no trust boundary - the agent has a shell there - so in `keys` mode only the key counts as proof. Keys are
+HMACs of the id under the control token: nothing to store, nothing to leak from the store.
+"""
+
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rolltape.errors import RequestError
+from rolltape.record import is_rollout_id
+
+HEADER = "x-rolltape-rollout"
+_PREFIX = re.compile(
+    r"^/(?:rollout/(?P<ours>[^/]*)|ng-rollout/(?P<seeds>[^/]*)(?P<segment>/training-token-capture(?=/|$))?)(?P<rest>/.*|$)"
+)
+_DOUBLED = re.compile(r"^(?:/v1)+(?=/v1(?:beta)?/)")
+_BARE = ("/chat/completions", "/completions", "/responses", "/messages", "/models")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a request goes. `rollout_id` None = untagged; `captured` False = serve it without a record."""
+
+    path: str
+    rollout_id: str | None
+    captured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PathAddress:
+    """What the path alone says. `named` is the raw id segment, None without a prefix, not yet checked."""
+
+    path: str
+    named: str | None
+    captured: bool
+
+
+def split_path(raw_path: str) -> PathAddress:
+    """Take the address prefix off. Clients double slashes and `/v1`, or leave `/v1` out; all mean one route."""
+    match = _PREFIX.match(raw_path)
+    if match is None:
+        return PathAddress(_tidy(raw_path), None, False)
+    named = match["ours"] if match["ours"] is not None else match["seeds"]
+    captured = match["ours"] is not None or match["segment"] is not None
+    return PathAddress(_tidy(match["rest"]), named, captured)
+
+
+def _tidy(path: str) -> str:
+    path = re.sub(r"/{2,}", "/", path) or "/"
+    path = _DOUBLED.sub("", path)
+    return f"/v1{path}" if path.startswith(_BARE) else path
+
+
+class KeyRing:
+    """Makes and checks the API keys of rollouts: `rt-<id>.<mac>`."""
+
+    def __init__(self, control_token: str) -> None:
+        self._control_token = control_token.encode()
+        self._secret = hmac.digest(self._control_token, b"rolltape rollout keys v1", "sha256")
+
+    def key(self, rollout_id: str) -> str:
+        return f"rt-{rollout_id}.{self._mac(rollout_id)}"
+
+    def _mac(self, rollout_id: str) -> str:
+        return hmac.new(self._secret, rollout_id.encode(), hashlib.sha256).hexdigest()[:32]
+
+    def rollout_of(self, key: str) -> str | None:
+        """The rollout that `key` proves, None if it is no key of ours. Raises 401 for a forged one."""
+        if not key.startswith("rt-"):
+            return None
+        rollout_id, _, mac = key[3:].rpartition(".")
+        if not hmac.compare_digest(mac.encode(), self._mac(rollout_id).encode()):
+            raise RequestError(401, "invalid_api_key", "this API key was not made by this gateway")
+        return rollout_id
+
+    def is_control(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode(), self._control_token)
+
+
+def presented_key(headers: Mapping[str, str]) -> str:
+    """The API key of a request, wherever its protocol puts it; "" if there is none."""
+    bearer = headers.get("authorization", "")
+    if bearer[:7].lower() == "bearer ":
+        return bearer[7:].strip()
+    return headers.get("x-api-key") or headers.get("x-goog-api-key") or ""
+
+
+def resolve(
+    where: PathAddress,
+    headers: Mapping[str, str],
+    keys: KeyRing,
+    *,
+    auth: Literal["open", "keys"],
+    untagged: Literal["serve", "refuse"],
+) -> Address:
+    """The address of a request. Raises `RequestError`: 400 for a bad or contradictory id, 401 for a missing key."""
+    key = presented_key(headers)
+    proven = keys.rollout_of(key)
+    header = headers.get(HEADER)
+    named = {name for name in (where.named, header, proven) if name is not None}
+    for name in named:
+        if not is_rollout_id(name):
+            raise RequestError(
+                400,
+                "invalid_rollout_id",
+                f"{name[:210]!r} is no rollout id: at most 200 letters, digits, dots, dashes and underscores, "
+                "the first a letter or digit",
+            )
+    if len(named) > 1:
+        raise RequestError(400, "contradictory_rollout_id", f"one request names several rollouts: {sorted(named)}")
+    if auth == "keys" and proven is None and not keys.is_control(key):
+        raise RequestError(401, "invalid_api_key", "this gateway wants the API key of a rollout")
+    rollout_id = named.pop() if named else None
+    if rollout_id is None and untagged == "refuse":
+        raise RequestError(400, "untagged", "this gateway serves only calls that name their rollout")
+    captured = rollout_id is not None and (where.captured or where.named is None)
+    return Address(where.path, rollout_id, captured)

@@ -1,0 +1,96 @@
+"""What a call passes before it is sampled: a pause for new weights, and the budget of its rollout.
+
+Budgets travel with the rollout, in its labels, so every worker reads the same ones; use is counted from the store once
+and kept up here. A rollout over budget is stopped with 403, the status that ends most harnesses at once.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from rolltape.errors import RequestError
+from rolltape.store import CaptureStore, PolicyState
+
+_REMEMBERED = 10_000  # rollouts; a forgotten one is read again from the store
+_PAUSE_POLL_SECONDS = 0.1
+
+
+class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Bounds of one rollout; None = unbounded. `tokens` are sampled ones, `seconds` count from the first call."""
+
+    calls: int | None = None
+    tokens: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(slots=True)
+class _Use:
+    budget: Budget
+    calls: int
+    tokens: int
+    since: float
+
+
+class Admission:
+    """Decides whether a call may start now."""
+
+    def __init__(self, store: CaptureStore) -> None:
+        self._store = store
+        self._uses: OrderedDict[str, _Use] = OrderedDict()
+
+    async def admit(self, rollout_id: str | None) -> PolicyState:
+        """Waits out a pause, charges one call. Returns the policy that is serving; raises 403 over budget."""
+        policy = await self.policy()
+        while policy.state == "paused":
+            await asyncio.sleep(_PAUSE_POLL_SECONDS)
+            policy = await self.policy()
+        if rollout_id is not None:
+            await self._charge_call(rollout_id)
+        return policy
+
+    async def policy(self) -> PolicyState:
+        return await self._store.policy()
+
+    def charge_tokens(self, rollout_id: str, sampled: int) -> None:
+        use = self._uses.get(rollout_id)
+        if use is not None:
+            use.tokens += sampled
+
+    async def _charge_call(self, rollout_id: str) -> None:
+        use = self._uses.get(rollout_id) or await self._load(rollout_id)
+        self._uses.move_to_end(rollout_id)
+        over = _exceeded(use, time.time())
+        if over:
+            raise RequestError(403, "budget_exhausted", f"rollout {rollout_id} is over its budget of {over}")
+        use.calls += 1
+
+    async def _load(self, rollout_id: str) -> _Use:
+        state = await self._store.rollout(rollout_id)
+        labels: Any = state.labels if state else {}
+        budget = msgspec.convert(labels.get("budget") or {}, Budget)
+        fresh = _Use(
+            budget,
+            calls=state.n_entries + state.n_open_calls if state else 0,
+            tokens=state.generated_tokens if state else 0,
+            since=state.created_at if state and state.n_entries else time.time(),
+        )
+        use = self._uses.setdefault(rollout_id, fresh)
+        if len(self._uses) > _REMEMBERED:
+            self._uses.popitem(last=False)
+        return use
+
+
+def _exceeded(use: _Use, now: float) -> str:
+    """The bound that is reached, in words, or ""."""
+    budget = use.budget
+    if budget.calls is not None and use.calls >= budget.calls:
+        return f"{budget.calls} calls"
+    if budget.tokens is not None and use.tokens >= budget.tokens:
+        return f"{budget.tokens} sampled tokens"
+    if budget.seconds is not None and now - use.since >= budget.seconds:
+        return f"{budget.seconds:g} seconds"
+    return ""

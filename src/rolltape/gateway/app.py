@@ -1,0 +1,125 @@
+"""Routes. An ASGI application: model endpoints under every address form, control, probes.
+
+The order matters: the address prefix comes off first, then the path decides. A path that no protocol knows is a 404
+in the dialect of the nearest one, and never touches a rollout.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.routing import Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rolltape.config import ServeConfig
+from rolltape.engines import Engine
+from rolltape.errors import RequestError
+from rolltape.gateway.address import KeyRing, resolve, split_path
+from rolltape.gateway.call import CallServer, refuse
+from rolltape.gateway.control import Control
+from rolltape.gateway.exchange import Exchange
+from rolltape.gateway.metrics import Metrics
+from rolltape.store import CaptureStore
+from rolltape.wire import WireProtocol
+
+_JSON = {"content-type": "application/json"}
+_OPERATOR_PATHS = ("/control/", "/healthz", "/readyz", "/metrics")
+
+
+class Gateway:
+    """The whole application. Owns nothing that it was given: engine and store are closed by who made them."""
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        engine: Engine,
+        store: CaptureStore,
+        protocols: Sequence[WireProtocol],
+        control_token: str,
+    ) -> None:
+        self.config, self.engine, self.store = config, engine, store
+        self.keys = KeyRing(control_token)
+        self.metrics = Metrics()
+        self.calls = CallServer(config, engine, store, self.metrics)
+        self._protocols = {path: protocol for protocol in protocols for path in protocol.paths}
+        self._default = protocols[0]
+        self._control: Router = Control(self).router
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await _close_websocket(scope, receive, send)
+            return
+        exchange = Exchange(scope, receive, send)
+        where = split_path(exchange.raw_path)
+        if where.named is None and where.path.startswith(_OPERATOR_PATHS):
+            await self._control(scope, receive, send)
+            return
+        protocol = self._protocols.get(where.path)
+        try:
+            if protocol is not None and exchange.method == "POST":
+                address = resolve(
+                    where, exchange.headers, self.keys, auth=self.config.auth_mode, untagged=self.config.untagged
+                )
+                await self.calls.serve(exchange, protocol, address)
+            else:
+                await self._probe(exchange, where.path)
+        except RequestError as error:
+            await refuse(exchange, protocol or self._default, error)
+
+    async def _probe(self, exchange: Exchange, path: str) -> None:
+        """What clients look at before they call: answered, never recorded."""
+        if exchange.method not in ("GET", "HEAD"):
+            raise self._unknown(exchange.method, path)
+        if path == "/v1/models" or path.startswith("/v1/models/"):
+            await self._models(exchange, path)
+        elif path in ("/", "/v1", "/v1/", "/api/hello"):
+            await exchange.respond(200, _JSON, b'{"service":"rolltape"}')
+        elif path in self._protocols:
+            raise RequestError(405, "method_not_allowed", f"{path} takes POST")
+        else:
+            raise self._unknown(exchange.method, path)
+
+    def _unknown(self, method: str, path: str) -> RequestError:
+        served = ", ".join(sorted(self._protocols))
+        return RequestError(404, "not_found", f"{method} {path[:200]} is not served here; model endpoints: {served}")
+
+    async def _models(self, exchange: Exchange, path: str) -> None:
+        served = await self.engine.models()
+        cards = [
+            {
+                "id": m.name,
+                "object": "model",
+                "created": 0,
+                "owned_by": self.engine.kind,
+                "max_model_len": m.context_length,
+            }
+            for m in served
+        ]
+        wanted = path.removeprefix("/v1/models").strip("/")
+        if not wanted:
+            await exchange.respond(200, _JSON, msgspec.json.encode({"object": "list", "data": cards}))
+            return
+        name = await self.calls.model_for(wanted)
+        card = next(card for card in cards if card["id"] == name)
+        await exchange.respond(200, _JSON, msgspec.json.encode({**card, "id": wanted}))
+
+
+async def _close_websocket(scope: Scope, receive: Receive, send: Send) -> None:
+    """Codex tries a socket first and falls back to POST when it is refused."""
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": 1000})
+
+
+def with_lifespan(gateway: Gateway) -> ASGIApp:
+    """The application as a server runs it: what is still pending is written when it stops."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await gateway.calls.marks.close()
+
+    shell = Starlette(lifespan=lifespan)
+    shell.mount("/", gateway)
+    return shell

@@ -1,0 +1,245 @@
+"""The order of one model call.
+
+    decode -> admit -> intent ─┐ (durable; overlaps the engine's prefill, only the first byte waits for it)
+                  engine ──────┴> deltas to the harness as they come
+                                  durable entry
+                                  the acting event and all that follows it
+
+Whatever happens to a call whose intent was written, exactly one entry settles it: completed, refused, failed or
+cancelled. A client that leaves ends the generation, so a retry never runs beside the call it repeats.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from rolltape.capture import CallIdentity, ModelCall, request_digest
+from rolltape.chat import ChatRequest, pin_sampling
+from rolltape.config import ServeConfig
+from rolltape.engines import Engine
+from rolltape.errors import EngineBroken, EngineRefused, RequestError
+from rolltape.gateway.address import Address
+from rolltape.gateway.admission import Admission
+from rolltape.gateway.exchange import ClientGone, Exchange
+from rolltape.gateway.metrics import Metrics
+from rolltape.gateway.reply import ReplyChannel, StreamedReply, WholeReply
+from rolltape.gateway.tape import CaptureFailed, Marks, NoTape, Recording, RolloutClosed, Tape
+from rolltape.record import Delivery, Outcome, TokenEntry
+from rolltape.store import CaptureStore
+from rolltape.wire import WireProtocol
+
+log = logging.getLogger("rolltape.gateway")
+
+
+@dataclass(slots=True)
+class _Call:
+    """What the steps of one call share. `machine` and `tape` exist once it was admitted."""
+
+    exchange: Exchange
+    protocol: WireProtocol
+    address: Address
+    request: ChatRequest
+    model: str
+    body_digest: str
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    started_at: float = field(default_factory=time.time)
+    machine: ModelCall | None = None
+    tape: Recording | None = None
+
+    @property
+    def reply_id(self) -> str:
+        return f"{self.protocol.reply_prefix}{self.id}"
+
+    async def begun(self) -> None:
+        if self.tape is not None:
+            await self.tape.begun()
+
+
+class CallServer:
+    """Serves model calls. One for each gateway process."""
+
+    def __init__(self, config: ServeConfig, engine: Engine, store: CaptureStore, metrics: Metrics) -> None:
+        self.config, self.engine, self.store, self.metrics = config, engine, store, metrics
+        self.admission = Admission(store)
+        self.marks = Marks(store)
+
+    async def serve(self, exchange: Exchange, protocol: WireProtocol, address: Address) -> None:
+        """Serve one call whose address stands. Every error becomes a reply in the caller's dialect."""
+        try:
+            call = await self._decode(exchange, protocol, address)
+        except ClientGone:
+            return
+        except RequestError as error:
+            await refuse(exchange, protocol, error)
+            return
+        with self.metrics.in_flight(protocol.name):
+            async with exchange.watched():
+                await self._run(call)
+
+    async def _decode(self, exchange: Exchange, protocol: WireProtocol, address: Address) -> _Call:
+        body = await exchange.read_body(self.config.limits.max_body_bytes)
+        request = protocol.decode(address.path, body, exchange.headers)
+        model = await self.model_for(request.model)
+        return _Call(exchange, protocol, address, request, model, request_digest(body))
+
+    async def model_for(self, asked: str) -> str:
+        """The engine's model behind a requested name. Raises 404 naming what is served."""
+        served = [model.name for model in await self.engine.models()]
+        if asked in served:
+            return asked
+        if asked in self.config.model_aliases or "*" in self.config.model_aliases:
+            return served[0]
+        raise RequestError(
+            404,
+            "model_not_found",
+            f"the model {asked!r} is not served here; there is: {', '.join(served)}",
+            param="model",
+            hint="name it under model_aliases (--alias) to have the served model answer to it",
+        )
+
+    async def _run(self, call: _Call) -> None:
+        channel = self._channel(call)
+        streamed = channel if isinstance(channel, StreamedReply) else None
+        async with AsyncExitStack() as stack:
+            if streamed is not None:
+                await stack.enter_async_context(streamed.kept_alive(self.config.limits, call.begun))
+            try:
+                async with call.exchange.until_gone():
+                    await self._admit(call)
+                    await self._sample(call, channel)
+                entry = await self._ended(call, Outcome.COMPLETED, "")
+                await self._record(call, entry)
+            except ClientGone:
+                await self._close(call, Outcome.CANCELLED, "the client left before the reply was complete")
+                return
+            except (RolloutClosed, CaptureFailed) as error:
+                self.metrics.call_ended(call.protocol.name, error.code, captured=True)
+                await fail(call.exchange, call.protocol, streamed, error)
+                return
+            except RequestError as error:
+                outcome = Outcome.REFUSED if isinstance(error, EngineRefused) else Outcome.FAILED
+                await self._close(call, outcome, error.message)
+                await fail(call.exchange, call.protocol, streamed, error)
+                return
+            except asyncio.CancelledError:
+                await asyncio.shield(self._close(call, Outcome.CANCELLED, "the gateway stopped"))
+                raise
+        await self._deliver(call, channel)
+
+    def _channel(self, call: _Call) -> ReplyChannel:
+        created = int(call.started_at)
+        if not call.request.stream:
+            return WholeReply(call.exchange, call.protocol, call.request, created)
+        encoder = call.protocol.encoder(call.request, reply_id=call.reply_id, created=created)
+        return StreamedReply(call.exchange, call.protocol, encoder, call.id)
+
+    async def _admit(self, call: _Call) -> None:
+        """Wait for the policy, charge the budget, and send the intent on its way."""
+        rollout_id = call.address.rollout_id if call.address.captured else None
+        policy = await self.admission.admit(rollout_id)
+        call.machine = ModelCall(self._identity(call, policy.version))
+        if rollout_id is None:
+            call.tape = NoTape()
+            return
+        call.tape = Tape(
+            self.store,
+            self.marks,
+            rollout_id,
+            call.id,
+            patience=self.config.limits.durable_seconds,
+            strict=self.config.strict,
+            on_fault=self.metrics.capture_fault,
+        )
+
+    def _identity(self, call: _Call, policy_version: str | None) -> CallIdentity:
+        return CallIdentity(
+            rollout_id=call.address.rollout_id or "untagged",
+            model_call_id=call.id,
+            response_id=call.reply_id,
+            protocol=call.protocol.name,
+            engine=self.engine.kind,
+            model=call.model,
+            request=call.request,
+            request_digest=call.body_digest,
+            policy_version=policy_version,
+            started_at=call.started_at,
+            headers=call.protocol.tagged(call.exchange.headers),
+            keep_texts=self.config.texts and call.address.captured,
+        )
+
+    async def _sample(self, call: _Call, channel: ReplyChannel) -> None:
+        """Run the engine to its own end, passing events on. Whatever an engine throws becomes a `RequestError`."""
+        assert call.machine is not None
+        sampling = pin_sampling(call.request.sampling, self.config.sampling_overrides)
+        first = True
+        try:
+            async with aclosing(cast("Any", self.engine.generate(call.request, sampling))) as events:
+                async for event in events:
+                    call.machine.feed(event, time.time())
+                    if first:
+                        first = False
+                        await call.begun()
+                    await channel.feed(event)
+        except RequestError:
+            await call.begun()  # a closed rollout is the better answer
+            raise
+        except TimeoutError:
+            raise
+        except Exception as error:
+            log.exception("engine %s broke on call %s", self.engine.kind, call.id)
+            raise EngineBroken(f"the engine broke: {type(error).__name__}: {error}") from error
+        if call.machine.finished is None:
+            raise EngineBroken("the engine stopped without saying why")
+
+    async def _ended(self, call: _Call, outcome: Outcome, error: str) -> TokenEntry:
+        assert call.machine is not None
+        now, policy = time.time(), await self.admission.policy()
+        if outcome is Outcome.COMPLETED:
+            return call.machine.completed(now, policy_version_end=policy.version)
+        return call.machine.ended(outcome, now, error, policy_version_end=policy.version)
+
+    async def _record(self, call: _Call, entry: TokenEntry) -> None:
+        assert call.tape is not None
+        await call.tape.record(entry)
+        self.metrics.call_ended(call.protocol.name, entry.outcome, captured=call.address.captured)
+        if call.address.captured:
+            self.metrics.recorded(entry)
+            self.admission.charge_tokens(entry.rollout_id, len(entry.generation_token_ids))
+
+    async def _close(self, call: _Call, outcome: Outcome, error: str) -> None:
+        """Settle the intent of a call that did not complete; a call that was never admitted leaves nothing."""
+        if call.machine is None or call.tape is None:
+            self.metrics.call_ended(call.protocol.name, "not_admitted", captured=call.address.captured)
+            return
+        try:
+            await self._record(call, await self._ended(call, outcome, error))
+        except CaptureFailed:
+            return  # noted, and the caller gets an error already
+        await call.tape.settle(Delivery.UNDELIVERED)
+
+    async def _deliver(self, call: _Call, channel: ReplyChannel) -> None:
+        """Send what waited for the durable entry. A client that leaves after the last byte has its reply."""
+        assert call.machine is not None
+        assert call.tape is not None
+        gone = call.exchange.gone
+        if not gone:
+            await channel.finish(call.machine)
+        await call.tape.settle(Delivery.UNDELIVERED if gone else Delivery.DELIVERED)
+
+
+async def refuse(exchange: Exchange, protocol: WireProtocol, error: RequestError) -> None:
+    """A whole error reply in the dialect of `protocol`."""
+    encoded = protocol.encode_error(error)
+    await exchange.respond(encoded.status, encoded.headers, encoded.body)
+
+
+async def fail(exchange: Exchange, protocol: WireProtocol, streamed: StreamedReply | None, error: RequestError) -> None:
+    """An error on a call: with its own status while nothing was sent, as an error frame afterwards."""
+    if streamed is not None and exchange.opened:
+        await streamed.fail(error)
+    else:
+        await refuse(exchange, protocol, error)

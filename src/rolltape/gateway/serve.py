@@ -1,0 +1,156 @@
+"""Start and stop a gateway: engine, store, socket, server - in that order, and back.
+
+`running` is the whole life of one, for commands that need a gateway beside other work; `serve_forever` adds signals.
+"""
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from rolltape import registry
+from rolltape.config import ServeConfig
+from rolltape.engines import Engine
+from rolltape.errors import ConfigError
+from rolltape.gateway.app import Gateway, with_lifespan
+from rolltape.store import CaptureStore
+
+TOKEN_FILE = "control-token"
+_TOKEN_VARIABLE = "ROLLTAPE_CONTROL_TOKEN"
+_BACKLOG = 2048
+_IDLE_SECONDS = 620  # longer than any harness keeps an idle connection, so the gateway never resets a reused one
+
+
+@dataclass(frozen=True, slots=True)
+class RunningGateway:
+    """A gateway that is serving."""
+
+    url: str
+    control_token: str
+    store: CaptureStore
+    engine: Engine
+
+
+class _Server(uvicorn.Server):
+    """Signals belong to the command, not to the server."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def running(config: ServeConfig, *, engine: Engine | None = None) -> AsyncIterator[RunningGateway]:
+    """A gateway that serves while the body runs. `engine`: use this one (started by the caller) instead of making one.
+
+    Raises `ConfigError` when the port is taken, the engine cannot start or the store cannot be opened.
+    """
+    async with AsyncExitStack() as stack:
+        listener = stack.enter_context(_listen(config.host, config.port))
+        directory = Path(config.dir)
+        store = _open_store(config)
+        stack.push_async_callback(store.close)
+        token = control_token(config, directory)
+        if engine is None:
+            engine = _make_engine(config)
+            stack.push_async_callback(engine.close)
+            await engine.start()
+        gateway = Gateway(config, engine, store, registry.protocols(), token)
+        await stack.enter_async_context(_serving(gateway, listener))
+        yield RunningGateway(_url(config.host, listener), token, store, engine)
+
+
+def _open_store(config: ServeConfig) -> CaptureStore:
+    store: CaptureStore = registry.load("store", "sqlite")(
+        config.dir, texts=config.texts, settle_seconds=config.limits.settle_seconds
+    )
+    return store
+
+
+def _make_engine(config: ServeConfig) -> Engine:
+    chosen = config.engine
+    return registry.engine(chosen.kind, model=chosen.model, url=chosen.url, options=dict(chosen.options))
+
+
+@asynccontextmanager
+async def _serving(gateway: Gateway, listener: socket.socket) -> AsyncIterator[None]:
+    server = _Server(
+        uvicorn.Config(
+            with_lifespan(gateway),
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            timeout_keep_alive=_IDLE_SECONDS,
+            timeout_graceful_shutdown=10,
+            server_header=False,
+        )
+    )
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        while not server.started:
+            if task.done():
+                task.result()
+                raise ConfigError("the server stopped before it was ready")
+            await asyncio.sleep(0.005)
+        yield
+    finally:
+        server.should_exit = True
+        await task
+
+
+@contextmanager
+def _listen(host: str, port: int) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        hint = "choose another with --port, or --port 0 for any free one"
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", hint=hint) from error
+    with listener:
+        yield listener
+
+
+def _url(host: str, listener: socket.socket) -> str:
+    port = listener.getsockname()[1]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}"
+
+
+def control_token(config: ServeConfig, directory: Path) -> str:
+    """The token of the control API: given, from the environment, kept beside the store, or made and kept there."""
+    given = config.control_token or os.environ.get(_TOKEN_VARIABLE)
+    if given:
+        return given
+    path = directory / TOKEN_FILE
+    try:
+        return path.read_text(encoding="ascii").strip() or _make_token(path)
+    except FileNotFoundError:
+        return _make_token(path)
+
+
+def _make_token(path: Path) -> str:
+    token = secrets.token_urlsafe(32)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(token)
+        file.flush()
+        os.fsync(file.fileno())
+    return token
+
+
+async def serve_forever(config: ServeConfig, ready: Callable[[RunningGateway], None]) -> None:
+    """Serve until SIGINT or SIGTERM. `ready` is called once, when the first request would be answered."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with running(config) as gateway:
+        ready(gateway)
+        await stop.wait()
