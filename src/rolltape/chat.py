@@ -118,7 +118,10 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A whole answer, ready to be encoded. `id` is unique and recorded, so that a transcript finds its call."""
+    """A whole answer, ready to be encoded. `id` is unique and recorded, so that a transcript finds its call.
+
+    The ids and log-probs are for callers that asked for them; `prompt_token_ids` is None when they are not known.
+    """
 
     id: str
     model: str
@@ -129,6 +132,7 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     token_ids: tuple[int, ...] = ()
     log_probs: tuple[float | None, ...] = ()
     token_texts: tuple[str, ...] = ()
+    prompt_token_ids: tuple[int, ...] | None = None
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):

@@ -55,6 +55,17 @@ class RequestError(RolltapeError):
 class EngineRefused(RequestError):
     """The engine refused the request before sampling anything; `status` is 4xx and the harness's own fault."""
 
+    @classmethod
+    def context_overflow(cls, prompt_tokens: int, context_length: int) -> "EngineRefused":
+        """The prompt leaves no room to sample. Code and words are those on which harnesses start a compaction."""
+        return cls(
+            400,
+            "context_length_exceeded",
+            f"This model's maximum context length is {context_length} tokens. However, your messages resulted in "
+            f"{prompt_tokens} tokens. Please reduce the length of the messages.",
+            param="messages",
+        )
+
 
 class EngineUnavailable(RequestError):
     """The engine could not be reached: nothing was generated, so asking again is safe."""

@@ -1,0 +1,1 @@
+"""Shipped test kit: what users and Rolltape's own tests drive the rest with."""
