@@ -1,0 +1,69 @@
+"""A run with a typo must not look configured."""
+
+import pytest
+
+from rolltape import registry
+from rolltape.config import read_config
+from rolltape.errors import ConfigError
+
+
+def written(tmp_path, text):
+    path = tmp_path / "rolltape.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_is_read_and_flags_win(tmp_path):
+    path = written(tmp_path, "engine: {kind: scripted, model: a}\nport: 1\nsampling_overrides: {temperature: 1.0}\n")
+    config = read_config(path, port=2, engine_model="b", host=None)
+    assert (config.port, config.engine.kind, config.engine.model, config.host) == (2, "scripted", "b", "127.0.0.1")
+    assert config.sampling_overrides == {"temperature": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("prot: 1", "did you mean 'port'"),
+        ("engine: {knd: x}", "did you mean 'kind'"),
+        ("limits: {max_body: 1}", "did you mean 'max_body_bytes'"),
+        ("sampling_overrides: {temprature: 1}", "did you mean 'temperature'"),
+        ("port: many", "Expected `int`"),
+        ("auth: maybe", "auth"),
+        ("- a\n- b", "mapping"),
+        ("a: [", "not YAML"),
+        ("port: 70000", "70000"),
+        ("host: 0.0.0.0\nauth: open", "loopback|0.0.0.0"),
+    ],
+)
+def test_a_mistake_is_an_error_that_says_where(tmp_path, text, told):
+    with pytest.raises(ConfigError, match=told) as refused:
+        try:
+            read_config(written(tmp_path, text))
+        except ConfigError as error:
+            raise ConfigError(str(error)) from error
+    assert refused.value
+
+
+def test_a_missing_file_says_so(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_config(tmp_path / "none.yaml")
+
+
+def test_keys_are_demanded_off_loopback():
+    assert read_config(None).auth_mode == "open"
+    assert read_config(None, host="0.0.0.0").auth_mode == "keys"
+
+
+def test_the_control_token_is_never_shown():
+    assert "s3cret" not in repr(read_config(None, control_token="s3cret"))
+
+
+def test_an_unknown_extension_names_what_there_is():
+    with pytest.raises(ConfigError, match=r"there are: .*scripted") as refused:
+        registry.load("engine", "scriptd")
+    assert "did you mean 'scripted'" in refused.value.hint
+
+
+def test_options_that_an_engine_does_not_take_are_an_error():
+    with pytest.raises(ConfigError, match="nonsense"):
+        registry.engine("scripted", model=None, url=None, options={"nonsense": 1})
