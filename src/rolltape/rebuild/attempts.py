@@ -1,0 +1,63 @@
+"""Calls with one identical prompt: which of them the harness went on with.
+
+Evidence decides, in this order: a call that extends an attempt; the harness's own output; delivery. Time never does.
+What it leaves open stays open, and masks the rollout: a guess would be off-policy every other time.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rolltape.rebuild.policy import KindPolicy
+from rolltape.rebuild.tree import CallTree
+from rolltape.record import Delivery
+
+
+class Standing(StrEnum):
+    """What became of a node of the tree."""
+
+    STANDS = "stands"
+    REJECTED = "rejected"
+    """Delivered, and its harness asked again: trained in a row of its own, since dropping it would hide failure."""
+    ABANDONED = "abandoned"
+    """Nobody went on with it and it is not known to have been delivered."""
+    UNRESOLVED = "unresolved"
+    """One of several that the evidence cannot tell apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    standing: Mapping[str, Standing]
+    """Of every node."""
+    unresolved: tuple[tuple[str, ...], ...]
+    """Groups of trained attempts that stay open."""
+
+
+def settle(tree: CallTree, chosen: Collection[str], policy: KindPolicy) -> Attempts:
+    """`chosen` are the nodes that the harness's result names or its output holds."""
+    groups: dict[object, list[str]] = defaultdict(list)
+    for call in tree.nodes:
+        groups[tree.prompts[call], policy.trains(tree.entries[call])].append(call)
+    standing: dict[str, Standing] = {}
+    unresolved = []
+    for group in groups.values():
+        standing |= _settle_group(tree, group, chosen)
+        is_open = tuple(call for call in group if standing[call] is Standing.UNRESOLVED)
+        if is_open and policy.trains(tree.entries[group[0]]):
+            unresolved.append(is_open)
+    return Attempts(standing, tuple(unresolved))
+
+
+def _settle_group(tree: CallTree, group: list[str], chosen: Collection[str]) -> dict[str, Standing]:
+    used = [call for call in group if call in tree.followed or call in chosen]
+    if used:
+        return {call: Standing.STANDS if call in used else _unused(tree, call) for call in group}
+    left = [call for call in group if tree.entries[call].delivery is not Delivery.UNDELIVERED]
+    outcome = Standing.STANDS if len(left) == 1 else Standing.UNRESOLVED
+    return {call: outcome if call in left else Standing.ABANDONED for call in group}
+
+
+def _unused(tree: CallTree, call: str) -> Standing:
+    delivered = tree.entries[call].delivery is Delivery.DELIVERED
+    return Standing.REJECTED if delivered else Standing.ABANDONED
