@@ -28,6 +28,7 @@ class OpenAIChat:
     name = "openai_chat"
     paths: Sequence[str] = ("/v1/chat/completions", "/chat/completions")
     stream_content_type = "text/event-stream; charset=utf-8"
+    reply_prefix = "chatcmpl-"
 
     def decode(self, path: str, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         """The request in `body`. Raises `RequestError` (400) naming the field at fault; never anything else."""
