@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal
+from typing import Annotated, BinaryIO
 
 import msgspec
 from cyclopts import Parameter
 
 from rolltape.cli import terminal
-from rolltape.rebuild import rebuild
+from rolltape.cli.rebuild import Form
+from rolltape.rebuild import DeliveryForm, rebuild
 from rolltape.record import TokenCaptureSnapshot
 from rolltape.store import CaptureStore
 
@@ -29,7 +30,7 @@ def export(
     out: Annotated[Path, Parameter(help="The file to write; - is stdout.")],
     dir: terminal.Dir = terminal.DEFAULT_DIR,
     rollout: Annotated[tuple[str, ...], Parameter(help="Only these rollouts; may be given again.")] = (),
-    delivery: Literal["forest", "calls"] = "forest",
+    delivery: Form = "forest",
     include_masked: Annotated[bool, Parameter(negative="", help="Write masked and excluded rollouts too.")] = False,
 ) -> None:
     """Write the training rows of a store to a JSONL file, one row a line."""
@@ -52,7 +53,9 @@ def export(
     terminal.note(f"{said}; left out: {left_out}" if left_out else said)
 
 
-def _lines(snapshot: TokenCaptureSnapshot | None, delivery: str, include_masked: bool) -> tuple[list[bytes], str]:
+def _lines(
+    snapshot: TokenCaptureSnapshot | None, delivery: DeliveryForm, include_masked: bool
+) -> tuple[list[bytes], str]:
     """The rollout's lines, and why there are none ("" = they are written)."""
     if snapshot is None or not snapshot.entries:
         return [], "empty"

@@ -2,20 +2,23 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from cyclopts import Parameter
 from rich.table import Table
 
 from rolltape.cli import terminal
 from rolltape.cli.entries import read as read_entries
-from rolltape.cli.look import reward
 from rolltape.errors import ConfigError
+from rolltape.rebuild import DeliveryForm
 from rolltape.rebuild import rebuild as rebuild_rows
 from rolltape.record import Row, TokenCaptureSnapshot
 
-DeliveryForm: TypeAlias = Annotated[
-    Literal["forest", "chain", "calls"],
+if TYPE_CHECKING:
+    from rolltape.store import CaptureStore
+
+Form: TypeAlias = Annotated[
+    DeliveryForm,
     Parameter(
         help="forest: one row per chain, each sampled token owned once. chain: the chain that ends in the last call, "
         "as a Responses payload. calls: one row per call."
@@ -30,7 +33,7 @@ def rebuild(
     entries: Annotated[
         str | None, Parameter(help="A JSONL file of token entries instead of a store; - is stdin.")
     ] = None,
-    delivery: DeliveryForm = "forest",
+    delivery: Form = "forest",
     json: terminal.Json = False,
 ) -> None:
     """Turn a captured rollout into training rows."""
@@ -43,8 +46,13 @@ def rebuild(
     rebuilt = rebuild_rows(snapshot, delivery=delivery)
     if json:
         terminal.print_json(rebuilt.to_json())
-    else:
-        terminal.out().print(rows_table(rebuilt.rows))
+        return
+    terminal.out().print(rows_table(rebuilt.rows))
+    numbers = rebuilt.metrics
+    said = (
+        f"{numbers['generated_tokens_delivered']:,} of {numbers['generated_tokens_captured']:,} sampled tokens trained"
+    )
+    terminal.note("; ".join([said, *(f"masked: {reason}" for reason in rebuilt.mask_reasons)]))
 
 
 def rows_table(rows: Sequence[Row]) -> Table:
@@ -55,13 +63,13 @@ def rows_table(rows: Sequence[Row]) -> Table:
     for name in ("calls", "tokens", "trained", "reward"):
         table.add_column(name, justify="right")
     for row in rows:
-        numbers = (f"{len(row.spans)}", f"{len(row.token_ids):,}", f"{row.loss_tokens:,}", reward(row.reward))
+        numbers = (f"{len(row.spans)}", f"{len(row.token_ids):,}", f"{row.loss_tokens:,}", terminal.reward(row.reward))
         table.add_row(row.row_id, row.kind, *numbers)
     return table
 
 
 def _from_store(directory: Path, rollout: str) -> TokenCaptureSnapshot:
-    async def read(store: terminal.CaptureStore) -> TokenCaptureSnapshot:
+    async def read(store: "CaptureStore") -> TokenCaptureSnapshot:
         return await terminal.snapshot_of(store, (await terminal.find(store, rollout)).rollout_id)
 
     return terminal.with_store(directory, read)

@@ -7,7 +7,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias, TypeVar
 
 import msgspec
 from cyclopts import Parameter
@@ -15,7 +15,9 @@ from rich.console import Console
 
 from rolltape.errors import ConfigError, StoreError
 from rolltape.record import TokenCaptureSnapshot
-from rolltape.store import CaptureStore, RolloutState
+
+if TYPE_CHECKING:
+    from rolltape.store import CaptureStore, RolloutState
 
 T = TypeVar("T")
 
@@ -64,9 +66,16 @@ def print_json(value: Any) -> None:
     sys.stdout.buffer.flush()
 
 
-def with_store(directory: Path, use: Callable[[CaptureStore], Awaitable[T]]) -> T:
+def reward(value: float | None) -> str:
+    """A reward as every table shows it: 1 in green, 0 dim, - for none."""
+    if value is None:
+        return "[dim]-[/]"
+    return f"[green]{value:g}[/]" if value > 0 else f"[dim]{value:g}[/]"
+
+
+def with_store(directory: Path, use: Callable[["CaptureStore"], Awaitable[T]]) -> T:
     """`use` with the store in `directory`, which must exist: reading never makes one."""
-    from rolltape.store.sqlite import TokenCaptureStore  # the one import that costs; `rebuild --entries` needs none
+    from rolltape.store import TokenCaptureStore  # the one import that costs; `rebuild --entries` needs none
 
     if not directory.is_dir():
         raise ConfigError(f"there is no store at {directory}", hint="name one with --dir or ROLLTAPE_DIR")
@@ -81,7 +90,7 @@ def with_store(directory: Path, use: Callable[[CaptureStore], Awaitable[T]]) -> 
     return asyncio.run(within())
 
 
-async def find(store: CaptureStore, text: str) -> RolloutState:
+async def find(store: "CaptureStore", text: str) -> "RolloutState":
     """The rollout whose id is `text`, or the only one whose id begins with it."""
     states = await store.rollouts()
     exact = [state for state in states if state.rollout_id == text]
@@ -94,7 +103,7 @@ async def find(store: CaptureStore, text: str) -> RolloutState:
     return found[0]
 
 
-async def snapshot_of(store: CaptureStore, rollout_id: str, *, texts: bool = False) -> TokenCaptureSnapshot:
+async def snapshot_of(store: "CaptureStore", rollout_id: str, *, texts: bool = False) -> TokenCaptureSnapshot:
     """What the store holds of a rollout, without freezing it. Raises `StoreError` when that is nothing."""
     snapshot = await store.read(rollout_id, texts=texts)
     if snapshot is None:
