@@ -1,0 +1,115 @@
+"""The store contract, in prose and as Protocols.
+
+*put* is durable when it returns, and visible to every reader that starts afterwards. The same id with the same payload
+is a no-op; with another payload it raises `ConflictError`, keeps the first and marks the rollout incomplete. After a
+freeze it is still taken (a lost race is no reason to lose evidence) and advances the version, so that a snapshot which
+did not see it can no longer be dropped.
+
+*begin_call* is the durable intent that makes a lost call visible: an intent that no entry settles makes the rollout
+incomplete. It raises `FrozenError` or `RetiredError` inside the same transaction that freezes, so the fence holds for
+every process.
+
+*freeze* is atomic and idempotent: the same state gives the same `snapshot_id` and `version`. *drop* retires only that
+exact state and returns False for anything else. A dropped rollout is gone for every source; what the disk still holds
+stays readable for people (`read`) until retention removes it. *mark_incomplete* works at any time and is never lost.
+
+*close* is idempotent and releases only what the object itself opened.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rolltape.record import Delivery, TokenCaptureSnapshot, TokenEntry
+from rolltape.tokens import IntArray
+
+
+class TokenSink(Protocol):
+    """What a model server writes to."""
+
+    async def put(self, entry: TokenEntry) -> None: ...
+    async def mark_incomplete(self, rollout_id: str, model_call_id: str = "") -> None: ...
+    async def close(self) -> None: ...
+
+
+class TokenSource(Protocol):
+    """What a rollout's consumer reads from."""
+
+    async def freeze(self, rollout_id: str) -> TokenCaptureSnapshot: ...
+    async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool: ...
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LineageMatch:
+    """The call whose whole sequence is the longest exact prefix of a prompt, and that sequence's length."""
+
+    model_call_id: str
+    length: int
+
+
+class LineageStore(Protocol):
+    """Lets any worker find the call that a prompt extends."""
+
+    async def record(self, rollout_id: str, model_call_id: str, cumulative_token_ids: IntArray) -> None: ...
+    async def resolve(self, rollout_id: str, prompt_token_ids: IntArray) -> LineageMatch | None: ...
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutState:
+    """One line of a listing. Times are epoch seconds; `retired_at` None = not retired."""
+
+    rollout_id: str
+    created_at: float
+    updated_at: float
+    n_entries: int
+    n_open_calls: int
+    """Intents that no entry has settled."""
+    generated_tokens: int
+    frozen: bool
+    incomplete: bool
+    version: int
+    snapshot_id: str | None = None
+    retired_at: float | None = None
+    reward: float | None = None
+    ending: str | None = None
+    labels: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """Which policy the engines serve. `state`: serving, or paused while weights change (calls wait)."""
+
+    version: str | None = None
+    state: str = "serving"
+
+
+class CaptureStore(TokenSink, TokenSource, LineageStore, Protocol):
+    """What the gateway and the command line need of a full store: sink, source, lineage and the rollouts themselves."""
+
+    async def create_rollout(self, rollout_id: str, labels: Mapping[str, Any] | None = None) -> None:
+        """Announce a rollout. Raises `ConflictError` if it exists: two attempts never share one id."""
+        ...
+
+    async def begin_call(self, rollout_id: str, model_call_id: str) -> None: ...
+
+    async def settle_delivery(self, rollout_id: str, model_call_id: str, delivery: Delivery) -> None:
+        """Note whether the reply reached the harness. Written with the next batch, never a sync of its own."""
+        ...
+
+    async def rollouts(self) -> Sequence[RolloutState]: ...
+
+    async def rollout(self, rollout_id: str) -> RolloutState | None: ...
+
+    async def read(self, rollout_id: str, *, texts: bool = False) -> TokenCaptureSnapshot | None:
+        """What the store holds of a rollout, without freezing it; also after retirement. None = nothing."""
+        ...
+
+    async def set_outcome(
+        self, rollout_id: str, *, reward: float | None, ending: str | None, labels: Mapping[str, Any]
+    ) -> None: ...
+
+    async def policy(self) -> PolicyState: ...
+
+    async def set_policy(self, policy: PolicyState) -> None: ...

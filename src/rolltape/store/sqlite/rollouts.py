@@ -1,0 +1,266 @@
+"""The rollout rows: state, fences, marks, outcomes and snapshots, as functions of a connection.
+
+Functions that write are run by the writer inside its transaction, so whatever they read (`frozen`, `retired_at`) holds
+for every process. Raising one of the store's errors undoes the function's own writes; returning an error keeps them and
+raises it to the caller after the commit.
+"""
+
+import hashlib
+import sqlite3
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import msgspec
+
+from rolltape.errors import ConflictError, FrozenError, RetiredError
+from rolltape.record import TokenCaptureSnapshot
+from rolltape.store.contract import PolicyState, RolloutState
+from rolltape.store.sqlite import codec, reading
+
+
+@dataclass(slots=True)
+class Rollout:
+    """One row of `rollouts`. Names are those of its columns."""
+
+    id: int
+    rollout_id: str
+    created_at: float
+    updated_at: float
+    labels: str | None
+    outcome: str | None
+    frozen: int
+    retired_at: float | None
+    swept_at: float | None
+    version: int
+    next_step: int
+    n_entries: int
+    generated_tokens: int
+    last_seq: int
+    chain: bytes
+
+    @property
+    def snapshot_id(self) -> str:
+        """Names exactly this evidence: it follows from the entries' digests and the version alone."""
+        return hashlib.sha256(f"{self.rollout_id}\n{self.version}\n".encode() + self.chain).hexdigest()[:32]
+
+    def told(self) -> dict[str, Any]:
+        """What the runner said: reward, ending, labels; {} = nothing."""
+        outcome: dict[str, Any] = msgspec.json.decode(self.outcome) if self.outcome else {}
+        labels = (msgspec.json.decode(self.labels) if self.labels else {}) | outcome.get("labels", {})
+        return outcome | {"labels": labels} if outcome or labels else {}
+
+
+_COLUMNS = ", ".join(f.name for f in fields(Rollout))
+_MARKED = "EXISTS (SELECT 1 FROM marks m WHERE m.rollout = r.id)"
+_OPEN = "(SELECT count(*) FROM intents i WHERE i.rollout = r.id)"
+
+
+def find(db: sqlite3.Connection, rollout_id: str) -> Rollout | None:
+    row = db.execute(f"SELECT {_COLUMNS} FROM rollouts WHERE rollout_id = ?", (rollout_id,)).fetchone()  # noqa: S608
+    return None if row is None else Rollout(*row)
+
+
+def ensure(db: sqlite3.Connection, rollout_id: str) -> Rollout:
+    """The rollout's row, made where it is the first that is heard of it."""
+    if (found := find(db, rollout_id)) is not None:
+        return found
+    now = time.time()
+    db.execute("INSERT INTO rollouts (rollout_id, created_at, updated_at) VALUES (?, ?, ?)", (rollout_id, now, now))
+    made = find(db, rollout_id)
+    assert made is not None
+    return made
+
+
+def refuse_retired(rollout: Rollout) -> None:
+    if rollout.retired_at is not None:
+        raise RetiredError(f"rollout {rollout.rollout_id!r} was retired")
+
+
+def create(db: sqlite3.Connection, rollout_id: str, labels: Mapping[str, Any]) -> None:
+    if find(db, rollout_id) is not None:
+        raise ConflictError(f"rollout {rollout_id!r} exists", hint="give every attempt an id of its own")
+    rollout = ensure(db, rollout_id)
+    if labels:
+        db.execute("UPDATE rollouts SET labels = ? WHERE id = ?", (_json(labels), rollout.id))
+
+
+def begin_call(db: sqlite3.Connection, rollout_id: str, call_id: str) -> None:
+    rollout = ensure(db, rollout_id)
+    refuse_retired(rollout)
+    if rollout.frozen:
+        raise FrozenError(f"rollout {rollout_id!r} is frozen: no new call may begin")
+    if db.execute(
+        "SELECT 1 FROM entries WHERE rollout = ? AND kind = 0 AND call_id = ?", (rollout.id, call_id)
+    ).fetchone():
+        raise ConflictError(f"call {call_id!r} of rollout {rollout_id!r} is already recorded")
+    begun = db.execute(
+        "INSERT OR IGNORE INTO intents (rollout, call_id, step_index, begun_at) VALUES (?, ?, ?, ?)",
+        (rollout.id, call_id, rollout.next_step, time.time()),
+    )
+    if begun.rowcount:
+        db.execute(
+            "UPDATE rollouts SET next_step = next_step + 1, updated_at = ? WHERE id = ?", (time.time(), rollout.id)
+        )
+
+
+def mark(db: sqlite3.Connection, rollout: int, call_id: str, reason: str) -> None:
+    """Make a rollout incomplete, once for each reason; the version advances with each."""
+    now = time.time()
+    new = db.execute(
+        "INSERT OR IGNORE INTO marks (rollout, call_id, reason, at) VALUES (?, ?, ?, ?)",
+        (rollout, call_id, reason, now),
+    )
+    if new.rowcount:
+        db.execute("UPDATE rollouts SET version = version + 1, updated_at = ? WHERE id = ?", (now, rollout))
+
+
+def mark_incomplete(db: sqlite3.Connection, rollout_id: str, call_id: str, reason: str) -> None:
+    """A mark also settles the call's intent: whoever marks it has given it up, and a freeze need not wait for it."""
+    rollout = ensure(db, rollout_id)
+    mark(db, rollout.id, call_id, reason)
+    db.execute("DELETE FROM intents WHERE rollout = ? AND call_id = ?", (rollout.id, call_id))
+
+
+def settle_delivery(db: sqlite3.Connection, rollout_id: str, call_id: str, delivery: str) -> None:
+    db.execute(
+        "UPDATE entries SET delivery = ? WHERE kind = 0 AND call_id = ?"
+        " AND rollout = (SELECT id FROM rollouts WHERE rollout_id = ?)",
+        (delivery, call_id, rollout_id),
+    )
+
+
+def fence(db: sqlite3.Connection, rollout_id: str) -> None:
+    """From this commit on no process may begin a call."""
+    rollout = ensure(db, rollout_id)
+    refuse_retired(rollout)
+    if not rollout.frozen:
+        db.execute("UPDATE rollouts SET frozen = 1, updated_at = ? WHERE id = ?", (time.time(), rollout.id))
+
+
+def drop(db: sqlite3.Connection, rollout_id: str, snapshot_id: str, version: int) -> bool:
+    rollout = find(db, rollout_id)
+    if rollout is None or not rollout.frozen or rollout.retired_at is not None:
+        return False
+    if (rollout.snapshot_id, rollout.version) != (snapshot_id, version):
+        return False
+    db.execute("UPDATE rollouts SET retired_at = ? WHERE id = ?", (time.time(), rollout.id))
+    return True
+
+
+def sweep(db: sqlite3.Connection, older_than_seconds: float) -> list[str]:
+    """Delete what retired rollouts hold, their fences apart. Returns their ids."""
+    now = time.time()
+    rows = db.execute(
+        "SELECT id, rollout_id FROM rollouts WHERE swept_at IS NULL AND retired_at <= ?", (now - older_than_seconds,)
+    ).fetchall()
+    for rollout, _ in rows:
+        db.execute("DELETE FROM texts WHERE seq IN (SELECT seq FROM entries WHERE rollout = ?)", (rollout,))
+        for table in ("entries", "intents", "marks"):
+            db.execute(f"DELETE FROM {table} WHERE rollout = ?", (rollout,))  # noqa: S608
+        db.execute("UPDATE rollouts SET swept_at = ? WHERE id = ?", (now, rollout))
+    return [rollout_id for _, rollout_id in rows]
+
+
+def set_outcome(db: sqlite3.Connection, rollout_id: str, outcome: Mapping[str, Any]) -> None:
+    rollout = ensure(db, rollout_id)
+    db.execute(
+        "UPDATE rollouts SET outcome = ?, updated_at = ? WHERE id = ?", (_json(outcome), time.time(), rollout.id)
+    )
+
+
+def policy(db: sqlite3.Connection) -> PolicyState:
+    row = db.execute("SELECT version, state FROM policy").fetchone()
+    return PolicyState() if row is None else PolicyState(*row)
+
+
+def set_policy(db: sqlite3.Connection, policy: PolicyState) -> None:
+    db.execute("INSERT OR REPLACE INTO policy (id, version, state) VALUES (1, ?, ?)", (policy.version, policy.state))
+
+
+def states(db: sqlite3.Connection, rollout_id: str | None = None) -> list[RolloutState]:
+    """The listing, oldest first; of one rollout where `rollout_id` is given."""
+    where = "" if rollout_id is None else "WHERE r.rollout_id = ?"
+    rows = db.execute(
+        f"SELECT {_MARKED}, {_OPEN}, {_COLUMNS} FROM rollouts r {where} ORDER BY r.id",  # noqa: S608
+        () if rollout_id is None else (rollout_id,),
+    )
+    return [_state(bool(marked), n_open, Rollout(*columns)) for marked, n_open, *columns in rows]
+
+
+def _state(marked: bool, n_open: int, rollout: Rollout) -> RolloutState:
+    told = rollout.told()
+    return RolloutState(
+        rollout_id=rollout.rollout_id,
+        created_at=rollout.created_at,
+        updated_at=rollout.updated_at,
+        n_entries=rollout.n_entries,
+        n_open_calls=n_open,
+        generated_tokens=rollout.generated_tokens,
+        frozen=bool(rollout.frozen),
+        incomplete=marked or bool(rollout.frozen and n_open),
+        version=rollout.version,
+        snapshot_id=rollout.snapshot_id if rollout.frozen else None,
+        retired_at=rollout.retired_at,
+        reward=told.get("reward"),
+        ending=told.get("ending"),
+        labels=told.get("labels", {}),
+    )
+
+
+def n_open_calls(db: sqlite3.Connection, rollout_id: str) -> int:
+    """How many calls began and have neither entry nor mark."""
+    row = db.execute(
+        "SELECT count(*) FROM intents WHERE rollout = (SELECT id FROM rollouts WHERE rollout_id = ?)", (rollout_id,)
+    ).fetchone()
+    return int(row[0])
+
+
+def snapshot(
+    db: sqlite3.Connection, packer: codec.Packer, rollout_id: str, *, requests: bool = False
+) -> TokenCaptureSnapshot | None:
+    """One consistent view of a rollout; None where there is nothing, or nothing any more."""
+    db.execute("BEGIN")
+    try:
+        rollout = find(db, rollout_id)
+        if rollout is None or rollout.swept_at is not None:
+            return None
+        loaded = reading.load(db, packer, rollout.id, rollout_id, requests=requests)
+        reasons = _reasons(db, rollout, loaded)
+    finally:
+        db.execute("ROLLBACK")
+    return TokenCaptureSnapshot(
+        rollout_id=rollout_id,
+        entries=tuple(loaded.entries),
+        incomplete=bool(reasons),
+        snapshot_id=rollout.snapshot_id,
+        version=rollout.version,
+        incomplete_reasons=reasons,
+        outcome=rollout.told(),
+    )
+
+
+def _reasons(db: sqlite3.Connection, rollout: Rollout, loaded: reading.Loaded) -> tuple[str, ...]:
+    marks = db.execute("SELECT call_id, reason FROM marks WHERE rollout = ? ORDER BY at, call_id", (rollout.id,))
+    reasons = [worded(call_id, reason) for call_id, reason in marks]
+    dangling = db.execute("SELECT call_id FROM intents WHERE rollout = ? ORDER BY step_index", (rollout.id,))
+    reasons += [worded(call_id, "the call began and has no outcome") for (call_id,) in dangling]
+    return (*reasons, *damages(rollout, loaded))
+
+
+def damages(rollout: Rollout, loaded: reading.Loaded) -> list[str]:
+    """What the digests say is not as it was put."""
+    found = [worded(call_id, f"damaged: {problem}") for call_id, problem in loaded.problems]
+    if (loaded.n_rows, loaded.chain) != (rollout.n_entries, rollout.chain):
+        found.append(f"damaged: {loaded.n_rows} of {rollout.n_entries} entries, or their chain is broken")
+    return found
+
+
+def worded(call_id: str, reason: str) -> str:
+    """A reason as people and metrics read it."""
+    return f"{call_id}: {reason}" if call_id else reason
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
