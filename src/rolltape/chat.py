@@ -70,7 +70,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def to_openai(self) -> Json:
         """The message as an OpenAI-shaped engine takes it, unknown fields included."""
-        body: Json = {"role": self.role, "content": self.content, **self.extra}
+        content = list(self.content) if isinstance(self.content, tuple) else self.content
+        body: Json = {"role": self.role, "content": content, **self.extra}
         if self.reasoning is not None:
             body.setdefault("reasoning_content", self.reasoning)
         if self.tool_calls:
