@@ -112,6 +112,13 @@ def test_tool_arguments_stay_the_text_they_were(arguments: str) -> None:
     assert decode(messages=[message]).messages[0].tool_calls[0].arguments == arguments
 
 
+def test_system_messages_stay_where_they_stand_so_that_a_longer_history_extends_a_shorter_one() -> None:
+    shorter = [USER, {"role": "assistant", "content": "a1"}, {"role": "system", "content": "reminder"}, USER]
+    longer = [*shorter, {"role": "assistant", "content": "a2"}, {"role": "system", "content": "reminder 2"}, USER]
+    assert decode(messages=longer).messages[: len(shorter)] == decode(messages=shorter).messages
+    assert [m.role for m in decode(messages=longer).messages] == [m["role"] for m in longer]
+
+
 def test_unknown_fields_of_a_tool_call_and_of_its_function_are_kept() -> None:
     function = {"name": "f", "arguments": "{}", "strict": True}
     call = {"id": "c1", "type": "function", "function": function, "index": 0, "extra_content": {"g": 1}}
