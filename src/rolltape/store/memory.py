@@ -1,9 +1,10 @@
-"""The reference: every rule of the contract in the fewest words, nothing durable. Tests compare other stores with it."""
+"""The reference: every rule of the contract in few words, nothing durable. Tests compare other stores with it."""
 
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from rolltape.store.contract import LineageMatch, PolicyState, RolloutState
 from rolltape.tokens import IntArray
 
 _FILLED = ("step_index", "parent_call_id", "common_prefix_len", "prompt_digest", "delivery", "output_items")
+_POLL_SECONDS = 0.01
 
 
 @dataclass(slots=True)
@@ -103,9 +105,10 @@ class MemoryStore:
     async def freeze(self, rollout_id: str) -> TokenCaptureSnapshot:
         rollout = self._writable(rollout_id)
         rollout.frozen = True
-        deadline = time.monotonic() + self._settle_seconds
-        while rollout.intents and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
+        for _ in range(ceil(self._settle_seconds / _POLL_SECONDS)):
+            if not rollout.intents:
+                break
+            await asyncio.sleep(_POLL_SECONDS)
         return self._snapshot(rollout_id, rollout, texts=False)
 
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
