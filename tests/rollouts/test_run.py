@@ -202,7 +202,7 @@ async def test_started_again_it_repeats_nothing_that_finished(tmp_path: Path, de
     summary = await run(plan, desk, events)
 
     assert (tmp_path / "out.jsonl").read_text().startswith(before)
-    assert [row["_ng_rollout_id"] for row in rows_of(plan)][:2] == ["t-0", "t-1"]
+    assert {row["_ng_rollout_id"] for row in rows_of(plan)[:2]} == {"t-0", "t-1"}
     assert sorted(row["_ng_rollout_id"] for row in rows_of(plan)) == ["t-0", "t-1", "u-0", "u-1"]
     assert events[0] == Resumed(4, 2, ())
     assert len(summary.rows) == 4
