@@ -64,7 +64,7 @@ async def test_a_reply_starts_comes_in_pieces_and_finishes() -> None:
     started = events[0]
     assert isinstance(started, Started)
     assert started.prompt_token_ids is not None
-    assert started.prompt_token_ids.tolist() == render(request)
+    assert started.prompt_token_ids.tolist() == render(request).tolist()
     assert decode(render(request)) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert decode(ids(events)) == "<think>hm</think>Grüße 北<|im_end|>"
     assert [len(delta.token_ids) for delta in deltas(events)][:-1] == [3] * (len(deltas(events)) - 1)

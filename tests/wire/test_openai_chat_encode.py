@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
-import httpx
+import httpx2 as httpx
 import msgspec
 import numpy as np
 import openai

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
 from msgspec.structs import replace
 
 from rolltape.chat import Delta, EngineEvent, Finished, FinishReason, Started, ToolCallDelta
 from rolltape.errors import EngineBroken, EngineRefused, EngineUnavailable, RequestError
 from rolltape.testing.scripted.script import Fault, Step
-from rolltape.testing.scripted.template import assistant_body
+from rolltape.testing.scripted.template import assistant_ids
 from rolltape.testing.scripted.tokenizer import IM_END, log_prob, token_text
 from rolltape.testing.scripted.visible import Piece, Visible
+from rolltape.tokens import IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ NO_END_TOKEN = ("length", "content_filter")
 
 
 def plan(
-    prompt: Sequence[int],
+    prompt: IntArray,
     sampling: Mapping[str, Any],
     step: Step,
     *,
@@ -44,7 +44,7 @@ def plan(
         return [EngineRefused.context_overflow(len(prompt), context_length)]
     applied = {**sampling, "max_tokens": min(sampling.get("max_tokens") or room, room)}
     pieces, finish = _sampled(step, applied["max_tokens"], applied.get("stop") or [])
-    started = Started(np.array(prompt, np.int32), applied, "raw", version)
+    started = Started(prompt, applied, "raw", version)
     deltas = [_delta(pieces[at : at + chunk], len(prompt) + at) for at in range(0, len(pieces), chunk)]
     finished = Finished(finish, completion_tokens=len(pieces), policy_version=version)
     actions: list[Action] = [started, *deltas, finished]
@@ -53,7 +53,7 @@ def plan(
 
 def _sampled(step: Step, max_tokens: int, stops: Sequence[str]) -> tuple[list[Piece], FinishReason]:
     wanted: FinishReason = step.finish_reason or ("tool_calls" if step.tool_calls else "stop")
-    ids = assistant_body(step.reasoning, step.text, step.tool_calls)
+    ids = assistant_ids(step.reasoning, step.text, step.tool_calls)
     if wanted not in NO_END_TOKEN:
         ids.append(IM_END)
     finish: FinishReason = wanted if len(ids) <= max_tokens else "length"

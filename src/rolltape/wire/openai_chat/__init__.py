@@ -16,7 +16,7 @@ from rolltape.wire.openai_chat.errors import encode_error
 TAGS = frozenset(
     {
         "user-agent", "x-client-request-id", "x-litellm-session-id", "x-parent-session-id", "x-request-id",
-        "x-rolltape-kind", "x-session-affinity", "x-session-id", "x-stainless-retry-count",
+        "x-session-affinity", "x-session-id", "x-stainless-retry-count",
     }
 )  # fmt: skip
 """Headers by which harnesses tell sessions, sub-agents and retries apart."""
