@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from rolltape.delivery import (
     rollout_id_of,
     token_capture_metrics,
 )
+from rolltape.errors import RetiredError
 from rolltape.record import TokenCaptureSnapshot, TokenEntry
+from rolltape.store.sqlite import TokenCaptureStore
 
 
 def call(name: str, prompt: Sequence[int], generation: Sequence[int], **more: Any) -> TokenEntry:
@@ -300,3 +303,47 @@ async def test_a_step_is_counted_over_its_rollouts() -> None:
     }
     assert token_capture_metrics([]) == {}
     assert "token_capture/delivered_fraction_mean" not in token_capture_metrics([None])
+
+
+async def test_over_the_default_store_a_rollout_is_rebuilt_to_the_token_and_then_gone_for_every_source(
+    tmp_path: Path,
+) -> None:
+    async with TokenCaptureStore(tmp_path) as store:
+        for entry in DONE:
+            await store.begin_call("3-0", entry.model_call_id)
+            await store.put(entry)
+        result = record()
+        built = await finalize_rollout_token_capture(result, store)
+        assert built is not None
+        assert result["_ng_token_capture"]["delivered_fraction"] == 1.0
+        assert [item.get("generation_token_ids") for item in result["response"]["output"]] == [None, [10, 11], [12]]
+        assert await retire_rollout_token_capture("3-0", store, built)
+        assert not await retire_rollout_token_capture("3-0", store, built)
+        with pytest.raises(RetiredError):
+            await store.freeze("3-0")
+
+
+async def test_over_the_default_store_a_late_write_keeps_the_evidence(tmp_path: Path) -> None:
+    async with TokenCaptureStore(tmp_path) as store:
+        for entry in DONE:
+            await store.begin_call("3-0", entry.model_call_id)
+        await store.put(C1)
+        await store.put(C2)
+        built = await finalize_rollout_token_capture(record(), store)
+        await store.put(call("late", [1, 2, 3, 10, 11, 4, 12, 5], [13]))
+        assert not await retire_rollout_token_capture("3-0", store, built)
+        again = await finalize_rollout_token_capture(record(), store)
+        assert again is not None
+        assert again.metrics["n_calls"] == 3
+        assert await retire_rollout_token_capture("3-0", store, again)
+
+
+async def test_over_the_default_store_an_intent_without_an_outcome_masks(tmp_path: Path) -> None:
+    async with TokenCaptureStore(tmp_path, settle_seconds=0.05) as store:
+        await store.begin_call("3-0", "c1")
+        await store.put(C1)
+        await store.begin_call("3-0", "lost")
+        result = record()
+        built = await finalize_rollout_token_capture(result, store)
+        assert (result["mask_sample"], result["_ng_token_capture"]["capture_incomplete"]) == (True, True)
+        assert not await retire_rollout_token_capture("3-0", store, built)
