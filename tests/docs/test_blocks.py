@@ -16,7 +16,7 @@ DEFAULT_PORT = "8787"
 
 def script(page: Path, port: int) -> str:
     """One shell session of the page's blocks; a Python block is a program of its own in it."""
-    lines = ["set -euo pipefail"]
+    lines = ["set -euo pipefail", "trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT"]
     for number, block in enumerate(pages.blocks(page)):
         if not block.runs:
             continue

@@ -93,7 +93,7 @@ def _print_call(console: Console, number: int, entry: TokenEntry, trained: Mask,
     for kind, text in reply_parts(entry):
         console.print(_block(kind, text, ""))
     if len(entry.generation_token_ids):
-        console.print(Padding(token_line(entry, trained, limit), (0, 0, 0, 4)))
+        console.print(Padding(token_line(entry, trained, limit), (0, 0, 0, 4), expand=False))
 
 
 def call_line(number: int, entry: TokenEntry) -> Text:
@@ -153,16 +153,16 @@ def _block(title: str, text: str, style: str) -> Padding:
         block.append(f"{title if number == 0 else '':>9} | ", "dim").append(
             f"{line}\n" if line is not cut[-1] else line
         )
-    return Padding(block, (0, 0, 0, 2))
+    return Padding(block, (0, 0, 0, 2), expand=False)
 
 
 def token_line(entry: TokenEntry, trained: Mask, limit: int) -> Text:
-    """Each sampled token as `[id log-prob]` where a loss holds it, `(id log-prob)` where none does."""
+    """Each sampled token as `[id:log-prob]` where a loss holds it, `(id:log-prob)` where none does."""
     ids, log_probs = entry.generation_token_ids, entry.generation_log_probs
     line = Text()
     for i in range(min(limit, len(ids))):
         value = float(log_probs[i]) if i < len(log_probs) else float("nan")
-        inner = f"{ids[i]} {value:.2f}" if np.isfinite(value) else f"{ids[i]} ?"
+        inner = f"{ids[i]}:{value:.2f}" if np.isfinite(value) else f"{ids[i]}:?"
         line.append(*((f"[{inner}]", _style(value)) if trained[i] else (f"({inner})", "dim"))).append(" ")
     if limit < len(ids):
         line.append(f"... {len(ids) - limit} more (--tokens 0 shows all)", "dim")

@@ -4,6 +4,7 @@ Colour is decoration: every command says the same without it (`NO_COLOR`, a pipe
 """
 
 import asyncio
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -30,8 +31,9 @@ Id: TypeAlias = Annotated[str, Parameter(help="A rollout's id, or a beginning of
 
 
 def out() -> Console:
-    """The console for data. In a pipe it is as wide as its content needs, so that nothing is cut."""
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160)
+    """The console for data. A pipe is a wide page, so that tables are not squeezed."""
+    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200
+    return Console(highlight=False, width=wide)
 
 
 def err() -> Console:
@@ -77,8 +79,7 @@ def with_store(directory: Path, use: Callable[["CaptureStore"], Awaitable[T]]) -
     """`use` with the store in `directory`, which must exist: reading never makes one."""
     from rolltape.store import TokenCaptureStore  # the one import that costs; `rebuild --entries` needs none
 
-    if not directory.is_dir():
-        raise ConfigError(f"there is no store at {directory}", hint="name one with --dir or ROLLTAPE_DIR")
+    must_be_store(directory)
 
     async def within() -> T:
         store = TokenCaptureStore(directory)
@@ -88,6 +89,14 @@ def with_store(directory: Path, use: Callable[["CaptureStore"], Awaitable[T]]) -
             await store.close()
 
     return asyncio.run(within())
+
+
+def must_be_store(directory: Path) -> None:
+    """Raises `ConfigError` where no store is: reading never makes one."""
+    from rolltape.store.sqlite.schema import FILE_NAME
+
+    if not (directory / FILE_NAME).is_file():
+        raise ConfigError(f"there is no store at {directory}", hint="name one with --dir or ROLLTAPE_DIR")
 
 
 async def find(store: "CaptureStore", text: str) -> "RolloutState":

@@ -1,0 +1,23 @@
+"""The desk of a run over a gateway's control API: the same for a gateway of our own and for one elsewhere."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rolltape.client import Connection
+
+
+class ClientDesk:
+    """A `RolloutDesk` that asks the gateway at the other end of `connection`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def create(self, rollout_id: str, labels: Mapping[str, Any], budget: Mapping[str, Any]) -> Mapping[str, Any]:
+        return await self._connection.create(rollout_id, labels, budget)
+
+    async def budget_spent(self, rollout_id: str) -> bool:
+        state = await self._connection.state(rollout_id)
+        return bool(state["labels"].get("budget_spent"))
+
+    async def outcome(self, rollout_id: str, *, reward: float | None, ending: str, labels: Mapping[str, Any]) -> None:
+        await self._connection.outcome(rollout_id, reward=reward, ending=ending, labels=labels)

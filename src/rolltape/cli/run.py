@@ -1,0 +1,160 @@
+"""`rolltape run`: a harness over tasks, on a gateway of its own or on one that is there."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from rolltape import registry
+from rolltape.cli import terminal
+from rolltape.cli.desk import ClientDesk
+from rolltape.cli.progress import watching
+from rolltape.client import Connection, connect
+from rolltape.config import ServeConfig, read_config
+from rolltape.errors import ConfigError
+from rolltape.gateway.serve import TOKEN_FILE, running
+from rolltape.harness import Profile, find_profile
+from rolltape.rollouts import Plan, Summary, read_tasks, run_rollouts
+from rolltape.store import TokenSource
+
+TOKEN_VARIABLE = "ROLLTAPE_CONTROL_TOKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a run takes place: the gateway's control API, the store behind it, and the model it serves first."""
+
+    connection: Connection
+    source: TokenSource
+    model: str
+
+
+def run(
+    *,
+    tasks: Annotated[Path, Parameter(help="JSON lines: {id, prompt, [setup], [files], [check]}.")],
+    harness: Annotated[str, Parameter(help="A profile's name (mini-swe-agent), or a path to one.")],
+    config: Annotated[
+        str | None, Parameter(help="A configuration file for the harness: a path, or one shipped with its profile.")
+    ] = None,
+    group_size: Annotated[int, Parameter(help="Rollouts of each task.")] = 1,
+    concurrency: Annotated[int, Parameter(help="Rollouts at a time.")] = 4,
+    executor: Annotated[Literal["local"], Parameter(help="Where harnesses run: processes on this machine.")] = "local",
+    out: Annotated[Path, Parameter(help="Results, one line a rollout; what a restart goes on from.")] = Path(
+        "results.jsonl"
+    ),
+    time_limit: Annotated[float, Parameter(help="Seconds that one harness may take.")] = 1800.0,
+    dir: terminal.Dir = terminal.DEFAULT_DIR,
+    gateway: Annotated[str | None, Parameter(help="A gateway that is serving; else one is started.")] = None,
+    control_token: Annotated[
+        str | None, Parameter(env_var=TOKEN_VARIABLE, help="Of that gateway; else DIR/control-token is read.")
+    ] = None,
+    engine: Annotated[str, Parameter(help="What samples, for a gateway that is started here.")] = "llamacpp",
+    engine_url: Annotated[str | None, Parameter(help="Where that engine is; for scripted a script file.")] = None,
+    model: Annotated[str | None, Parameter(help="The model to ask for; if not given, the first one served.")] = None,
+    json: terminal.Json = False,
+) -> None:
+    """Run a harness over tasks: captured, checked, rewarded, delivered."""
+    profile = profile_named(harness)
+    wanted = read_tasks(tasks)
+    file = profile.find_config(config) if config else None
+    own = read_config(
+        None, engine_kind=engine, engine_url=engine_url, engine_model=model, dir=str(dir), port=0, auth="keys"
+    )
+
+    async def within() -> Summary:
+        site_of = there(gateway, control_token, dir, model) if gateway else here(own)
+        async with site_of as site:
+            plan = Plan(
+                tasks=wanted,
+                profile=profile,
+                model=site.model,
+                out=out,
+                directory=dir,
+                group_size=group_size,
+                concurrency=concurrency,
+                config=file,
+                time_limit=time_limit,
+            )
+            return await run_plan(plan, site)
+
+    summary = interruptible(within)
+    if json:
+        terminal.print_json(summary.to_json())
+    else:
+        terminal.out().print(scores(summary))
+    terminal.note(totals(summary))
+    if summary.rows and summary.excluded == len(summary.rows):
+        reason = summary.rows[0].get("excluded_reason")
+        terminal.fail(f"no rollout can be used; the first: {reason}", f"its output is under {dir / 'workspaces'}")
+
+
+def profile_named(name: str) -> Profile:
+    """A profile that some installed package ships, or the one in a file. Its program must be there too."""
+    known: dict[str, Profile] = {}
+    for group in registry.names("harness"):
+        known |= registry.load("harness", group)()
+    profile = find_profile(name, known)
+    profile.find_executable(os.environ.get("PATH", os.defpath))
+    return profile
+
+
+@asynccontextmanager
+async def here(config: ServeConfig) -> AsyncIterator[Site]:
+    """A gateway in this process."""
+    terminal.note(f"starting the engine {config.engine.kind}")
+    async with running(config) as gateway, connect(gateway.url, gateway.control_token) as connection:
+        yield Site(connection, gateway.store, (await gateway.engine.models())[0].name)
+
+
+@asynccontextmanager
+async def there(url: str, token: str | None, directory: Path, model: str | None) -> AsyncIterator[Site]:
+    """A gateway elsewhere. Its store is read over its control API."""
+    file = directory / TOKEN_FILE
+    if token is None and not file.is_file():
+        hint = f"give --control-token or {TOKEN_VARIABLE}, or its --dir"
+        raise ConfigError(f"the gateway at {url} wants a control token", hint=hint)
+    async with connect(url, token or file.read_text().strip()) as connection:
+        yield Site(connection, connection.source(), model or (await connection.models())[0])
+
+
+async def run_plan(plan: Plan, site: Site) -> Summary:
+    """The run, shown while it goes."""
+    with watching() as watch:
+        return await run_rollouts(plan, ClientDesk(site.connection), site.source, watch)
+
+
+def interruptible(work: Callable[[], Coroutine[Any, Any, Summary]]) -> Summary:
+    """`work` to its end. SIGTERM is taken as Ctrl-C is: harnesses are ended, and the run can go on later."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return asyncio.run(work())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def scores(summary: Summary) -> Table:
+    """One line a task."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("task", no_wrap=True)
+    for name in ("rollouts", "rewarded", "passed", "mean reward"):
+        table.add_column(name, justify="right")
+    for score in summary.tasks:
+        mean = "-" if score.mean_reward is None else f"{score.mean_reward:.2f}"
+        table.add_row(score.task_id, *map(str, (score.rollouts, score.rewarded, score.passed)), mean)
+    return table
+
+
+def totals(summary: Summary) -> str:
+    """The run in one line."""
+    endings = ", ".join(f"{n} {ending}".replace("_", " ") for ending, n in sorted(summary.endings.items()))
+    words = [f"{len(summary.rows)} rollouts ({endings})", f"{summary.calls} calls"]
+    words.append(f"{summary.generated_tokens_captured:,} tokens sampled")
+    words += [f"{n} {what}" for n, what in ((summary.masked, "masked"), (summary.excluded, "left out")) if n]
+    return ", ".join(words)
