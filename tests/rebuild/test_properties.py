@@ -46,7 +46,7 @@ def rollouts(draw: st.DrawFn) -> list[TokenEntry]:
 
 
 FORMS = st.sampled_from(["forest", "chain", "calls"])
-by_default = settings(max_examples=120, deadline=None)
+by_default = settings(max_examples=80, deadline=None)
 
 
 @by_default
