@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rolltape.client import Connection
+from rolltape.rollouts import Address
 
 
 class ClientDesk:
@@ -12,8 +13,9 @@ class ClientDesk:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def create(self, rollout_id: str, labels: Mapping[str, Any], budget: Mapping[str, Any]) -> Mapping[str, Any]:
-        return await self._connection.create(rollout_id, labels, budget)
+    async def create(self, rollout_id: str, *, labels: Mapping[str, Any], budget: Mapping[str, Any]) -> Address:
+        made = await self._connection.create(rollout_id, labels, budget)
+        return Address(base_urls=made["base_urls"], api_key=made["api_key"])
 
     async def budget_spent(self, rollout_id: str) -> bool:
         state = await self._connection.state(rollout_id)
