@@ -85,6 +85,10 @@ class Connection:
     async def set_policy(self, *, version: str | None = None, state: str | None = None) -> dict[str, Any]:
         return await self._call("POST", "/control/policy", {"version": version, "state": state})
 
+    async def models(self) -> tuple[str, ...]:
+        """The names of the models served, the default one first."""
+        return tuple(card["id"] for card in (await self._call("GET", "/v1/models"))["data"])
+
     async def close(self) -> None:
         """Idempotent."""
         if self._session is not None:
