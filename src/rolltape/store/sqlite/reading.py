@@ -22,6 +22,7 @@ from rolltape.tokens import IntArray
 if TYPE_CHECKING:
     from hashlib import _Hash as Hash
 
+_SELECT = f"SELECT {codec.COLUMNS} FROM entries"  # noqa: S608
 UNREADABLE = (sqlite3.DatabaseError, KeyError, *codec.UNPACK_ERRORS)
 
 
@@ -98,10 +99,23 @@ def load(
 
 
 def _rows(db: sqlite3.Connection, rollout: int, problems: list[tuple[str, str]]) -> list[codec.Row]:
+    try:
+        found = db.execute(f"{_SELECT} WHERE rollout = ? ORDER BY seq", (rollout,))
+        return [codec.Row(*values) for values in found]
+    except sqlite3.DatabaseError:
+        return _rows_one_by_one(db, rollout, problems)
+
+
+def _rows_one_by_one(db: sqlite3.Connection, rollout: int, problems: list[tuple[str, str]]) -> list[codec.Row]:
+    """Around damaged pages: the index names the rows, and each is read by itself."""
     rows = []
     try:
-        for values in db.execute(f"SELECT {codec.COLUMNS} FROM entries WHERE rollout = ? ORDER BY seq", (rollout,)):  # noqa: S608
-            rows.append(codec.Row(*values))
+        named = db.execute("SELECT seq, call_id FROM entries INDEXED BY entries_by_call WHERE rollout = ?", (rollout,))
+        for seq, call_id in sorted(named):
+            try:
+                rows.append(codec.Row(*db.execute(f"{_SELECT} WHERE seq = ?", (seq,)).fetchone()))
+            except (sqlite3.DatabaseError, TypeError) as error:
+                problems.append((call_id, f"unreadable row: {error}"))
     except sqlite3.DatabaseError as error:
         problems.append(("", f"the file is damaged: {error}"))
     return rows
