@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolltape.chat import ChatRequest, Message
@@ -338,6 +338,7 @@ def decoded_or_refused(body: bytes) -> ChatRequest | RequestError:
         return error
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300) | bodies.map(msgspec.json.encode))
 def test_any_bytes_decode_or_are_refused(body: bytes) -> None:
     result = decoded_or_refused(body)
@@ -372,6 +373,7 @@ good_messages = st.fixed_dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(good_messages, min_size=1, max_size=4))
 def test_any_well_formed_history_comes_back_as_it_was_sent(history: list[dict[str, Any]]) -> None:
     decoded = decode(messages=history).messages

@@ -4,7 +4,7 @@ import time
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolltape.wire.sse import SseEvent, SseParser, frame
@@ -73,17 +73,14 @@ def test_a_line_with_all_prompt_ids_has_no_length_limit(ids: int) -> None:
 
 
 def test_a_long_line_in_small_reads_costs_linear_time() -> None:
-    def seconds(size: int) -> float:
-        parser, read = SseParser(), b"x" * 100
-        parser.feed(b"data: ")
-        start = time.perf_counter()
-        for _ in range(size // 100):
-            parser.feed(read)
-        parser.feed(b"\n\n")
-        return time.perf_counter() - start
-
-    small = min(seconds(500_000) for _ in range(3))
-    assert min(seconds(5_000_000) for _ in range(2)) < 40 * small
+    parser, read = SseParser(), b"x" * 100
+    start = time.process_time()
+    parser.feed(b"data: ")
+    for _ in range(50_000):
+        parser.feed(read)
+    (event,) = parser.feed(b"\n\n")
+    assert len(event.data) == 5_000_000
+    assert time.process_time() - start < 2, "copying what came before at each read would take minutes"
 
 
 def test_a_frame_with_line_ends_in_its_data_is_read_back_whole() -> None:
@@ -106,6 +103,7 @@ lines = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(lines, st.sampled_from([b"\n", b"\r", b"\r\n"])), max_size=20), st.binary(max_size=6), st.data()
 )
@@ -117,6 +115,7 @@ def test_any_split_gives_the_same_events(parts: list[tuple[bytes, bytes]], tail:
     assert parse(*(stream[at : at + 1] for at in range(len(stream)))) == parse(stream)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_without_an_error(stream: bytes) -> None:
     parse(stream)

@@ -37,10 +37,11 @@ def assistant_ids(reasoning: str, text: str, tool_calls: tuple[tuple[str, str], 
 
 def _assistant(reasoning: str, text: str, tool_calls: tuple[tuple[str, str], ...]) -> str:
     thinking = f"{chr(THINK)}{_bytes(reasoning)}{chr(END_THINK)}" if reasoning else ""
-    calls = (
-        f"{chr(TOOL_CALL)}{_bytes(name)}\n{_bytes(arguments)}{chr(END_TOOL_CALL)}" for name, arguments in tool_calls
-    )
-    return f"{thinking}{_bytes(text)}{''.join(calls)}"
+    return thinking + _bytes(text) + "".join(_call(name, arguments) for name, arguments in tool_calls)
+
+
+def _call(name: str, arguments: str) -> str:
+    return f"{chr(TOOL_CALL)}{_bytes(name)}\n{_bytes(arguments)}{chr(END_TOOL_CALL)}"
 
 
 def _tools(tools: tuple[Json, ...]) -> str:
