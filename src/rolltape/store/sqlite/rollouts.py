@@ -30,7 +30,7 @@ class Rollout:
     updated_at: float
     labels: str | None
     outcome: str | None
-    frozen: int
+    frozen: float
     retired_at: float | None
     swept_at: float | None
     version: int
@@ -131,12 +131,15 @@ def settle_delivery(db: sqlite3.Connection, rollout_id: str, call_id: str, deliv
     )
 
 
-def fence(db: sqlite3.Connection, rollout_id: str) -> None:
-    """From this commit on no process may begin a call."""
+def fence(db: sqlite3.Connection, rollout_id: str) -> float:
+    """From this commit on no process may begin a call. Returns since when that is so, in epoch seconds."""
     rollout = ensure(db, rollout_id)
     refuse_retired(rollout)
-    if not rollout.frozen:
-        db.execute("UPDATE rollouts SET frozen = 1, updated_at = ? WHERE id = ?", (time.time(), rollout.id))
+    if rollout.frozen:
+        return rollout.frozen
+    now = time.time()
+    db.execute("UPDATE rollouts SET frozen = ?, updated_at = ? WHERE id = ?", (now, now, rollout.id))
+    return now
 
 
 def drop(db: sqlite3.Connection, rollout_id: str, snapshot_id: str, version: int) -> bool:

@@ -29,7 +29,7 @@ CREATE TABLE rollouts (
     updated_at       REAL NOT NULL,
     labels           TEXT,                        -- JSON object
     outcome          TEXT,                        -- JSON object {reward, ending, labels}; NULL = none told
-    frozen           INTEGER NOT NULL DEFAULT 0,
+    frozen           REAL NOT NULL DEFAULT 0,     -- when it was frozen; 0 = it is not
     retired_at       REAL,                        -- NULL = not retired
     swept_at         REAL,                        -- when retention removed the entries; the row stays as a fence
     version          INTEGER NOT NULL DEFAULT 1,  -- advances with every entry and every new mark

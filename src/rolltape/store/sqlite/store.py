@@ -92,16 +92,20 @@ class TokenCaptureStore:
 
         Raises `RetiredError` after `drop`.
         """
-        await self._write(partial(rollouts.fence, rollout_id=rollout_id))
-        await self._settled(rollout_id)
+        since = await self._write(partial(rollouts.fence, rollout_id=rollout_id))
+        await self._settled(rollout_id, since)
         snapshot = await self._snapshot(rollout_id)
         if snapshot is None:
             raise StoreError(f"rollout {rollout_id!r} was swept while it was frozen")
         return snapshot
 
-    async def _settled(self, rollout_id: str) -> None:
-        """Return when no call is in flight, or after `settle_seconds`. Any process may settle one: hence the poll."""
-        deadline = time.monotonic() + self._settle_seconds
+    async def _settled(self, rollout_id: str, frozen_at: float) -> None:
+        """Return when no call is in flight, or `settle_seconds` after the rollout was first frozen.
+
+        Any process may settle a call: hence the poll.
+        """
+        patience = min(self._settle_seconds, frozen_at + self._settle_seconds - time.time())
+        deadline = time.monotonic() + patience
         while await self._read(partial(rollouts.n_open_calls, rollout_id=rollout_id)):
             if (left := deadline - time.monotonic()) <= 0:
                 return
