@@ -206,14 +206,15 @@ def _look_up(report: Any, dotted: str) -> str | None:
         if not isinstance(report, dict) or name not in report:
             return None
         report = report[name]
-    return str(report) if isinstance(report, (str, int, float)) else None
+    return str(report) if isinstance(report, (str, int, float)) and report != "" else None
 
 
 def _ended(done: Exit, spent: bool, report: Any, rules: Report | None, command: Command) -> Ended:
     status = _look_up(report, rules.status) if rules else None
     version = _look_up(report, rules.version) if rules else None
     ending = _ending(done, spent, status, rules)
-    detail = "" if ending is Ending.FINISHED else done.error or _last_line(command.stderr)
+    failed = ending in (Ending.CRASHED, Ending.COULD_NOT_START)
+    detail = (done.error or _last_line(command.stderr)) if failed else ""
     return Ended(ending, done.seconds, done.code, status, version, detail)
 
 
