@@ -206,6 +206,16 @@ def test_log_probs_usage_and_tools_have_fields_of_their_own() -> None:
     assert (request.tools, request.tool_choice, request.extra) == ((BASH,), "auto", {})
 
 
+@pytest.mark.parametrize("choice", ["none", "auto", "required", {"type": "function", "function": {"name": "bash"}}])
+def test_a_tool_choice_is_kept_as_sent(choice: Any) -> None:
+    assert decode(tools=[BASH], tool_choice=choice).tool_choice == choice
+
+
+def test_a_response_format_is_kept_as_sent() -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}
+    assert decode(response_format=schema).response_format == schema
+
+
 def test_fields_that_only_a_vendor_knows_are_tolerated_and_kept() -> None:
     vendor = {
         "store": False, "metadata": {"a": "b"}, "user": "u", "service_tier": "auto", "prompt_cache_key": "k",

@@ -24,11 +24,6 @@ class SseEvent:
     name: str = ""
     truncated: bool = False
 
-    @property
-    def text(self) -> str:
-        """`data` as text; bytes that are no UTF-8 become U+FFFD."""
-        return self.data.decode("utf-8", "replace")
-
 
 @dataclass(slots=True)
 class SseParser:

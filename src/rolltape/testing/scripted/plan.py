@@ -5,6 +5,7 @@ The reply is known before it is sampled, so the whole call is laid out first and
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 from msgspec.structs import replace
@@ -27,6 +28,7 @@ class Wait:
 
 Action: TypeAlias = EngineEvent | RequestError | Wait
 NO_END_TOKEN = ("length", "content_filter")
+CUT = (Fault.STALL, Fault.DIE_MID_STREAM, Fault.ENDS_UNFINISHED)
 
 
 def plan(
@@ -59,6 +61,8 @@ def _sampled(step: Step, max_tokens: int, stops: Sequence[str]) -> tuple[list[Pi
     finish: FinishReason = wanted if len(ids) <= max_tokens else "length"
     visible = Visible(careless=step.fault is Fault.SPLIT_UTF8)
     pieces = [visible.feed(token) for token in ids[:max_tokens]]
+    if step.fault in CUT:
+        return pieces[: step.after], finish
     stopped = _stopped(pieces, stops)
     return (pieces, finish) if stopped is None else (stopped, "stop")
 
@@ -70,15 +74,12 @@ def _stopped(pieces: list[Piece], stops: Sequence[str]) -> list[Piece] | None:
     if not found:
         return None
     end, start = min(found)
-    kept: list[Piece] = []
-    seen = 0
-    for piece in pieces:
-        shown = piece.text[: max(0, start - seen)]
-        seen += len(piece.text)
-        kept.append(Piece(piece.token, shown, piece.reasoning, piece.tool_call))
-        if seen >= end:
-            break
-    return kept
+    shown = list(accumulate(len(piece.text) for piece in pieces))
+    last = next(at for at, length in enumerate(shown) if length >= end)
+    return [
+        Piece(piece.token, piece.text[: max(0, start - (length - len(piece.text)))], piece.reasoning, piece.tool_call)
+        for piece, length in zip(pieces[: last + 1], shown, strict=False)
+    ]
 
 
 def _delta(pieces: Sequence[Piece], position: int) -> Delta:
@@ -118,29 +119,8 @@ def _error_500() -> EngineBroken:
 
 
 def _cut(*then: Callable[[], Action]) -> Change:
-    """The first `step.after` tokens, then something else."""
-
-    def change(actions: list[Action], step: Step) -> list[Action]:
-        kept: list[Action] = []
-        left = step.after
-        for action in actions[:-1]:
-            if isinstance(action, Delta):
-                if left <= 0:
-                    break
-                action = _shortened(action, left)
-                left -= len(action.token_ids)
-            kept.append(action)
-        return [*kept, *(make() for make in then)]
-
-    return change
-
-
-def _shortened(delta: Delta, count: int) -> Delta:
-    """The first `count` ids. What they show stays as it is when whole, else only the text's beginning does."""
-    if count >= len(delta.token_ids):
-        return delta
-    ids = delta.token_ids[:count]
-    return Delta(ids, delta.log_probs[:count], delta.text[:count], token_texts=delta.token_texts[:count])
+    """No end, but something else. `_sampled` has already cut the tokens."""
+    return lambda actions, step: [*actions[:-1], *(make() for make in then)]
 
 
 def _each_delta(change: Callable[[Delta], Delta]) -> Change:
@@ -188,13 +168,11 @@ def _count_mismatch(actions: list[Action], step: Step) -> list[Action]:
 
 def _held_back(actions: list[Action], step: Step) -> list[Action]:
     deltas = [a for a in actions if isinstance(a, Delta)]
-    if not deltas:
-        return actions
     calls = _joined([call for delta in deltas for call in delta.tool_calls])
     silent = [replace(delta, text="", reasoning="", tool_calls=()) for delta in deltas]
     text, reasoning = "".join(d.text for d in deltas), "".join(d.reasoning for d in deltas)
-    silent[-1] = replace(silent[-1], text=text, reasoning=reasoning, tool_calls=calls)
-    return [actions[0], *silent, actions[-1]]
+    told = [replace(delta, text=text, reasoning=reasoning, tool_calls=calls) for delta in silent[-1:]]
+    return [actions[0], *silent[:-1], *told, actions[-1]]
 
 
 def _slow(actions: list[Action], step: Step) -> list[Action]:

@@ -9,7 +9,7 @@ import secrets
 from dataclasses import dataclass
 
 from rolltape.chat import ToolCallDelta
-from rolltape.testing.scripted.tokenizer import END_TOOL_CALL, IM_END, THINK, TOOL_CALL
+from rolltape.testing.scripted.tokenizer import IM_END, THINK, TOOL_CALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,9 @@ class Visible:
         if token < 256:
             return self._shown(token, self._decode(token))
         self._decoder.reset()
-        if token == END_TOOL_CALL and self._name is not None:
-            piece = Piece(token, tool_call=self._named(self._name))
-        else:
-            piece = Piece(token)
         self._name = "" if token == TOOL_CALL else None
         self._within = token if token in (THINK, TOOL_CALL) else IM_END
-        return piece
+        return Piece(token)
 
     def _decode(self, token: int) -> str:
         byte = bytes((token,))

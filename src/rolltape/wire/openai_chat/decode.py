@@ -113,14 +113,13 @@ def _log_probs(fields: Json) -> tuple[bool, int | None]:
 
 
 def _tool_choice(value: Any, tools: tuple[Json, ...]) -> Any:
-    if value is None or (isinstance(value, str) and value in TOOL_CHOICES):
-        wanted = None
-    else:
-        wanted = _named_tool(value)
-        if wanted not in {tool["function"]["name"] for tool in tools}:
-            raise invalid("tool_choice", f"'tool_choice' names the function {wanted!r}, which is not in 'tools'.")
-    if not tools and (wanted is not None or value == "required"):
-        raise invalid("tool_choice", "'tool_choice' asks for a tool call, and there are no 'tools'.")
+    if value is None or value in TOOL_CHOICES:
+        if value == "required" and not tools:
+            raise invalid("tool_choice", "'tool_choice' asks for a tool call, and there are no 'tools'.")
+        return value
+    wanted = _named_tool(value)
+    if wanted not in {tool["function"]["name"] for tool in tools}:
+        raise invalid("tool_choice", f"'tool_choice' names the function {wanted!r}, which is not in 'tools'.")
     return value
 
 
