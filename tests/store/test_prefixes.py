@@ -82,6 +82,15 @@ def test_a_lineage_answers_as_the_plain_prefix_tree_does(calls: list[TokenEntry]
     assert lineage.prefix(99, 1) is None
 
 
+def test_the_lineages_written_last_are_kept_within_their_limit() -> None:
+    lineages = Lineages(ids_kept=1_000)
+    for rollout in range(20):
+        lineage, ids = lineages.get(rollout), np.arange(300, dtype=np.int32)
+        lineage.add(1, ids, ids[:0], lineage.find(ids))
+    assert len(lineages) == 4
+    assert [lineages.get(rollout).cursor for rollout in (19, 18, 0)] == [1, 1, 0]
+
+
 def chain(calls: int, length: int) -> list[TokenEntry]:
     """A rollout of so many calls that ends at `length` ids; 3/8 of the new ids are sampled."""
     rng = np.random.default_rng(0)

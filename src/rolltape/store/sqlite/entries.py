@@ -203,6 +203,8 @@ def _insert(
     if not entry.ids_exact:
         rollouts.mark(db, rollout.id, row.call_id, f"its ids are in doubt: {'; '.join(entry.faults)}")
     lineage.add(row.seq, entry.prompt_token_ids, entry.generation_token_ids, found)
+    if shelf.texts and entry.request_text is not None:
+        lineage.keep_text(row.seq, entry.request_text)
 
 
 def _store_row(db: sqlite3.Connection, rollout: int, row: codec.Row) -> int:

@@ -93,6 +93,9 @@ class Lineage:
         self._texts: OrderedDict[int, bytes] = OrderedDict()
         self.cursor = 0
         self.size = 0
+        """In ids, texts included."""
+        self.counted = 0
+        """How much of `size` the `Lineages` have counted."""
 
     def find(self, prompt: IntArray) -> Found:
         line, at = self._root, 0
@@ -180,21 +183,28 @@ class Lineages:
     def __init__(self, ids_kept: int = IDS_KEPT) -> None:
         self._kept: OrderedDict[int, Lineage] = OrderedDict()
         self._limit = ids_kept
+        self._total = 0
+        self._lent: Lineage | None = None
+
+    def __len__(self) -> int:
+        return len(self._kept)
 
     def get(self, rollout: int) -> Lineage:
         """The lineage of rollout number `rollout`, empty if it has to be read again."""
-        lineage = self._kept.setdefault(rollout, Lineage())
+        self._count_growth()
+        self._lent = self._kept.setdefault(rollout, Lineage())
         self._kept.move_to_end(rollout)
-        return lineage
+        while self._total > self._limit and len(self._kept) > 1:
+            self._total -= self._kept.popitem(last=False)[1].counted
+        return self._lent
 
-    def trim(self) -> None:
-        total = sum(lineage.size for lineage in self._kept.values())
-        while total > self._limit and len(self._kept) > 1:
-            total -= self._kept.popitem(last=False)[1].size
+    def forget(self) -> None:
+        """Drop all, when what they hold may not be in the file."""
+        self._kept.clear()
+        self._total = 0
+        self._lent = None
 
-    def forget(self, rollout: int | None = None) -> None:
-        """Drop one, or all when what they hold may not be in the file."""
-        if rollout is None:
-            self._kept.clear()
-        else:
-            self._kept.pop(rollout, None)
+    def _count_growth(self) -> None:
+        if self._lent is not None:
+            self._total += self._lent.size - self._lent.counted
+            self._lent.counted = self._lent.size

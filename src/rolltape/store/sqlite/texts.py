@@ -44,8 +44,6 @@ def insert(
             None if items is None else packer.pack_text(items),
         ),
     )
-    if text is not None:
-        lineage.keep_text(seq, text)
 
 
 def request(db: sqlite3.Connection, packer: Packer, seq: int) -> bytes | None:
