@@ -42,7 +42,7 @@ for order, (name, command) in enumerate(COMMANDS.items()):
 def main() -> None:
     """Run the command that `sys.argv` names and exit with its status."""
     try:
-        app()
+        app(sys.argv[1:])
     except RolltapeError as error:
         terminal.fail(error.message, error.hint)
     except BrokenPipeError:  # the reader of our output has enough (`| head`)

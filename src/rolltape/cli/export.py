@@ -27,7 +27,7 @@ NO_ATTEMPT = frozenset({"crashed", "could_not_start"})
 
 def export(
     *,
-    out: Annotated[Path, Parameter(help="The file to write; - is stdout.")],
+    out: Annotated[Path, Parameter(allow_leading_hyphen=True, help="The file to write; - is stdout.")],
     dir: terminal.Dir = terminal.DEFAULT_DIR,
     rollout: Annotated[tuple[str, ...], Parameter(help="Only these rollouts; may be given again.")] = (),
     delivery: Form = "forest",

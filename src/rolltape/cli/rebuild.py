@@ -31,7 +31,7 @@ def rebuild(
     dir: terminal.Dir = terminal.DEFAULT_DIR,
     rollout: Annotated[str | None, Parameter(help="The rollout, or a unique beginning of its id.")] = None,
     entries: Annotated[
-        str | None, Parameter(help="A JSONL file of token entries instead of a store; - is stdin.")
+        str | None, Parameter(allow_leading_hyphen=True, help="A JSONL file of token entries; - is stdin.")
     ] = None,
     delivery: Form = "forest",
     json: terminal.Json = False,

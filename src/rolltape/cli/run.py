@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -132,11 +133,18 @@ async def run_plan(plan: Plan, site: Site) -> Summary:
 
 def interruptible(work: Callable[[], Coroutine[Any, Any, Summary]]) -> Summary:
     """`work` to its end. SIGTERM is taken as Ctrl-C is: harnesses are ended, and the run can go on later."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    async def within() -> Summary:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work()
+
     try:
-        return asyncio.run(work())
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        return asyncio.run(within())
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        terminal.note("interrupted: the same command goes on from here")
+        sys.exit(130)
 
 
 def scores(summary: Summary) -> Table:

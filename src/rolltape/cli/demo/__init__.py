@@ -29,7 +29,7 @@ HARNESS, HARNESS_CONFIG = "mini-swe-agent", "smollm2"
 GROUP_SIZE = 8
 AT_ONCE = 3
 """Rollouts at a time: what keeps two cores busy."""
-TIME_LIMIT = 180.0
+TIME_LIMIT = 300.0
 INSTALL = "pip install 'rolltape[demo]'"
 
 
