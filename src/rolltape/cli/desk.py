@@ -19,7 +19,7 @@ class ClientDesk:
 
     async def budget_spent(self, rollout_id: str) -> bool:
         state = await self._connection.state(rollout_id)
-        return bool(state["labels"].get("budget_spent"))
+        return bool(state["ending"] == "budget")
 
     async def outcome(self, rollout_id: str, *, reward: float | None, ending: str, labels: Mapping[str, Any]) -> None:
         await self._connection.outcome(rollout_id, reward=reward, ending=ending, labels=labels)
