@@ -153,7 +153,7 @@ def scores(summary: Summary) -> Table:
     table.add_column("task", no_wrap=True)
     for name in ("rollouts", "rewarded", "passed", "mean reward"):
         table.add_column(name, justify="right")
-    for score in summary.tasks:
+    for score in sorted(summary.tasks, key=lambda score: score.task_id):
         mean = "-" if score.mean_reward is None else f"{score.mean_reward:.2f}"
         table.add_row(score.task_id, *map(str, (score.rollouts, score.rewarded, score.passed)), mean)
     return table
