@@ -43,7 +43,7 @@ docs: $(STAMPS)/test ## write docs/reference from the code
 	$(BIN)/python docs/generate.py
 
 bench: $(STAMPS)/test ## run the benchmarks; results go to benchmarks/RESULTS.md by hand
-	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 constraints: $(BIN)/python ## resolve every pin of constraints.txt anew
 	.ci/install --resolve $(VENV) constraints.txt
