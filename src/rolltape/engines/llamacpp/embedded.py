@@ -66,6 +66,7 @@ def _params(xllamacpp: ModuleType, model: Path, *, slots: int, context: int, thr
     params.n_parallel, params.n_ctx = slots, slots * context
     params.ctx_shift = False  # a shifted context would drop prompt ids behind our back
     params.prefill_assistant = False  # a last assistant message is a message, not the beginning of the reply
+    params.flash_attn_type = 0  # off: with it, log-probs of the same ids differ by how they were split into batches
     params.cache_ram_mib = PROMPT_CACHE_MIB
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads or len(os.sched_getaffinity(0))
     params.n_gpu_layers = 0
