@@ -92,6 +92,15 @@ def test_a_run_whose_harness_never_works_fails_and_says_why(rolltape, site):
     assert "no such luck" in said.err
 
 
+def test_a_rollout_over_its_budget_ends_so_and_keeps_its_reward(rolltape, site):
+    (site / "asker.py").write_text(ASKER + "urllib.request.urlopen(request)")
+
+    (one, _) = rolltape(*RUN, "--max-calls", "1", "--json").json["rollouts"]
+
+    assert (one["ending"], one["exclude"]) == ("budget", False)
+    assert one["reward"] is not None
+
+
 def test_a_harness_that_nobody_knows_is_an_error_that_names_those_there_are(rolltape, site):
     said = rolltape("run", "--tasks", "tasks.jsonl", "--harness", "macro-swe")
 

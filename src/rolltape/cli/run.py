@@ -51,6 +51,8 @@ def run(
         "results.jsonl"
     ),
     time_limit: Annotated[float, Parameter(help="Seconds that one harness may take.")] = 1800.0,
+    max_calls: Annotated[int | None, Parameter(help="Model calls that one rollout may make.")] = None,
+    max_tokens: Annotated[int | None, Parameter(help="Tokens that one rollout may sample.")] = None,
     dir: terminal.Dir = terminal.DEFAULT_DIR,
     gateway: Annotated[str | None, Parameter(help="A gateway that is serving; else one is started.")] = None,
     control_token: Annotated[
@@ -82,6 +84,7 @@ def run(
                 concurrency=concurrency,
                 config=file,
                 time_limit=time_limit,
+                budget={name: bound for name, bound in (("calls", max_calls), ("tokens", max_tokens)) if bound},
             )
             return await run_plan(plan, site)
 
