@@ -1,5 +1,7 @@
 """One call as a state machine."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -120,7 +122,7 @@ def test_however_the_engine_cuts_its_deltas_the_entry_is_the_same(sampled, data)
     edges = [0, *cuts, len(sampled)]
     deltas = [
         Delta(tuple(i for i, _ in sampled[a:b]), tuple(p for _, p in sampled[a:b]))
-        for a, b in zip(edges, edges[1:], strict=False)
+        for a, b in itertools.pairwise(edges)
     ]
     entry = completed(started(), *deltas, Finished("stop", len(sampled)))
     assert entry.generation_token_ids.tolist() == [i for i, _ in sampled]

@@ -1,5 +1,7 @@
 """A run with a typo must not look configured."""
 
+import re
+
 import pytest
 
 from rolltape import registry
@@ -36,12 +38,9 @@ def test_a_file_is_read_and_flags_win(tmp_path):
     ],
 )
 def test_a_mistake_is_an_error_that_says_where(tmp_path, text, told):
-    with pytest.raises(ConfigError, match=told) as refused:
-        try:
-            read_config(written(tmp_path, text))
-        except ConfigError as error:
-            raise ConfigError(str(error)) from error
-    assert refused.value
+    with pytest.raises(ConfigError) as refused:
+        read_config(written(tmp_path, text))
+    assert re.search(told, str(refused.value))
 
 
 def test_a_missing_file_says_so(tmp_path):

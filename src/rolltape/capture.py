@@ -7,9 +7,9 @@ The machine keeps what the engine said and judges it once, at the end. It never 
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, assert_never
+from typing import Any, TypeVar, assert_never
 
 import msgspec
 
@@ -26,8 +26,12 @@ from rolltape.chat import (
     ToolCallDelta,
     Usage,
 )
+from rolltape.errors import EntryError
 from rolltape.record import Fault, LogProbKind, Outcome, TokenEntry
-from rolltape.tokens import log_probs, token_ids
+from rolltape.tokens import FloatArray, IntArray, log_probs, token_ids
+
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallIdentity:
@@ -69,7 +73,8 @@ class ModelCall:
         self._token_texts: list[str] = []
         self._text: list[str] = []
         self._reasoning: list[str] = []
-        self._tool_calls: dict[int, _ToolCallText] = {}
+        self._tool_calls: list[_ToolCallText] = []
+        self._tool_call_at: dict[int, _ToolCallText] = {}
 
     def feed(self, event: EngineEvent, now: float) -> None:
         """Take one event; `now` in epoch seconds."""
@@ -97,9 +102,11 @@ class ModelCall:
             self._feed_tool_call(piece)
 
     def _feed_tool_call(self, piece: ToolCallDelta) -> None:
-        call = self._tool_calls.get(piece.index)
-        if call is None:
-            call = self._tool_calls[piece.index] = _ToolCallText(piece.id or "", piece.name or "", [])
+        """A new id starts a new call, whatever its index: some engines number all of them 0."""
+        call = self._tool_call_at.get(piece.index)
+        if call is None or (piece.id and piece.id != call.id):
+            call = self._tool_call_at[piece.index] = _ToolCallText(piece.id or "", piece.name or "", [])
+            self._tool_calls.append(call)
         call.arguments.append(piece.arguments)
 
     @property
@@ -110,9 +117,7 @@ class ModelCall:
     def message(self) -> Message:
         """The assistant turn as far as it has come."""
         text = "".join(self._text)
-        calls = tuple(
-            ToolCall(call.id, call.name, "".join(call.arguments)) for _, call in sorted(self._tool_calls.items())
-        )
+        calls = tuple(ToolCall(call.id, call.name, "".join(call.arguments)) for call in self._tool_calls)
         return Message(
             role="assistant",
             content=text if text or not calls else None,
@@ -123,6 +128,7 @@ class ModelCall:
     def reply(self, created: int) -> Reply:
         """The whole reply. Only after `Finished`."""
         assert self.finished is not None, "a reply needs the engine's own end"
+        prompt = self.started.prompt_token_ids if self.started else None
         return Reply(
             id=self.identity.response_id,
             model=self.identity.request.model,
@@ -133,6 +139,7 @@ class ModelCall:
             token_ids=tuple(self._ids),
             log_probs=tuple(self._log_probs),
             token_texts=tuple(self._token_texts),
+            prompt_token_ids=tuple(prompt.tolist()) if prompt is not None else None,
         )
 
     def usage(self) -> Usage:
@@ -164,17 +171,17 @@ class ModelCall:
     ) -> TokenEntry:
         who, started = self.identity, self.started
         finished = self.finished
-        prompt = started.prompt_token_ids if started else None
+        prompt, generated, probs, unusable = self._arrays()
         return TokenEntry(
             rollout_id=who.rollout_id,
             model_call_id=who.model_call_id,
-            prompt_token_ids=token_ids([]) if prompt is None else prompt,
-            generation_token_ids=token_ids(self._ids),
-            generation_log_probs=log_probs(self._log_probs),
+            prompt_token_ids=prompt,
+            generation_token_ids=generated,
+            generation_log_probs=probs,
             log_prob_kind=started.log_prob_kind if started else LogProbKind.UNKNOWN,
             finish_reason=finish_reason,
             outcome=outcome,
-            faults=self._faults(outcome),
+            faults=(*self._faults(outcome), *unusable),
             error=error,
             created_at=now,
             started_at=who.started_at,
@@ -194,6 +201,15 @@ class ModelCall:
             output_items=tuple(self._output_items()) if who.keep_texts else (),
             request_text=msgspec.json.encode(who.request) if who.keep_texts else None,
         )
+
+    def _arrays(self) -> tuple[IntArray, IntArray, FloatArray, tuple[str, ...]]:
+        """Prompt ids, sampled ids, log-probs; what no array can hold is left out whole and named."""
+        told = self.started.prompt_token_ids if self.started else None
+        faults: list[str] = []
+        prompt = _array(token_ids, () if told is None else told, Fault.PROMPT_IDS_MISSING, faults)
+        generated = _array(token_ids, self._ids, Fault.GENERATION_IDS_MISSING, faults)
+        probs = _array(log_probs, self._log_probs, Fault.LOG_PROBS_MISSING, faults)
+        return prompt, generated, probs, tuple(faults)
 
     def _faults(self, outcome: Outcome) -> tuple[str, ...]:
         """What only the events can show; the arrays speak for themselves in `TokenEntry`."""
@@ -239,6 +255,15 @@ class ModelCall:
                 }
             )
         return items
+
+
+def _array(make: Callable[[Any], T], values: Any, fault: Fault, faults: list[str]) -> T:
+    """`make(values)`, or an empty one and the fault in words: an engine may send anything."""
+    try:
+        return make(values)
+    except EntryError as error:
+        faults.append(f"{fault}: {error.message}")
+        return make(())
 
 
 def request_digest(body: bytes) -> str:

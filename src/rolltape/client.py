@@ -20,12 +20,16 @@ _TIMEOUT = aiohttp.ClientTimeout(total=600, connect=10)
 
 
 class Connection:
-    """A connection to one gateway. Opens its session on first use; close it, or use it as a context manager."""
+    """A connection to one gateway. Opens its session on first use.
+
+    The last of its rollouts to end closes it; used as a context manager, it stays open until that ends.
+    """
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {token}"}
         self._session: aiohttp.ClientSession | None = None
+        self._users = 0
 
     def rollout(
         self,
@@ -96,12 +100,15 @@ class Connection:
             self._session = None
 
     async def __aenter__(self) -> Self:
+        self._users += 1
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        self._users -= 1
+        if self._users == 0:
+            await self.close()
 
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         if self._session is None:
@@ -136,7 +143,12 @@ class Rollout:
         self.base_urls: Mapping[str, str] = {}
 
     async def __aenter__(self) -> Self:
-        made = await self._connection.create(self._asked, self._labels, self._budget)
+        await self._connection.__aenter__()
+        try:
+            made = await self._connection.create(self._asked, self._labels, self._budget)
+        except BaseException as error:
+            await self._connection.__aexit__(type(error), error, None)
+            raise
         self.rollout_id, self.api_key, self.base_urls = made["rollout_id"], made["api_key"], made["base_urls"]
         return self
 
@@ -154,7 +166,7 @@ class Rollout:
             if error is not None and not self._finished:
                 await self.finish(ending="crashed")
         finally:
-            await self._connection.close()
+            await self._connection.__aexit__(kind, error, trace)
 
 
 class RemoteSource:

@@ -5,6 +5,7 @@ and kept up here. A rollout over budget is stopped with 403, the status that end
 """
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ from typing import Any
 
 import msgspec
 
-from rolltape.errors import RequestError
+from rolltape.errors import RequestError, StoreError
 from rolltape.store import CaptureStore, PolicyState
+
+log = logging.getLogger("rolltape.gateway")
 
 _REMEMBERED = 10_000  # rollouts; a forgotten one is read again from the store
 _PAUSE_POLL_SECONDS = 0.1
@@ -33,6 +36,8 @@ class _Use:
     calls: int
     tokens: int
     since: float
+    noted: bool = False
+    """The store knows that a call was refused."""
 
 
 class Admission:
@@ -41,6 +46,7 @@ class Admission:
     def __init__(self, store: CaptureStore) -> None:
         self._store = store
         self._uses: OrderedDict[str, _Use] = OrderedDict()
+        self._policy = PolicyState()
 
     async def admit(self, rollout_id: str | None) -> PolicyState:
         """Waits out a pause, charges one call. Returns the policy that is serving; raises 403 over budget."""
@@ -53,7 +59,12 @@ class Admission:
         return policy
 
     async def policy(self) -> PolicyState:
-        return await self._store.policy()
+        """The policy that is serving; while the store cannot be read, the last one known."""
+        try:
+            self._policy = await self._store.policy()
+        except StoreError as error:
+            log.warning("the policy cannot be read: %s", error)
+        return self._policy
 
     def charge_tokens(self, rollout_id: str, sampled: int) -> None:
         use = self._uses.get(rollout_id)
@@ -61,12 +72,29 @@ class Admission:
             use.tokens += sampled
 
     async def _charge_call(self, rollout_id: str) -> None:
-        use = self._uses.get(rollout_id) or await self._load(rollout_id)
+        try:
+            use = self._uses.get(rollout_id) or await self._load(rollout_id)
+        except StoreError as error:
+            log.warning("the budget of %s cannot be read: %s", rollout_id, error)
+            return
         self._uses.move_to_end(rollout_id)
         over = _exceeded(use, time.time())
         if over:
+            await self._note_spent(rollout_id, use)
             raise RequestError(403, "budget_exhausted", f"rollout {rollout_id} is over its budget of {over}")
         use.calls += 1
+
+    async def _note_spent(self, rollout_id: str, use: _Use) -> None:
+        """Tell whoever runs the rollout, in whatever process it is, that it ends here: the ending `budget`."""
+        if use.noted:
+            return
+        use.noted = True
+        try:
+            state = await self._store.rollout(rollout_id)
+            if state is not None and state.ending is None:
+                await self._store.set_outcome(rollout_id, reward=None, ending="budget", labels=state.labels)
+        except StoreError as error:
+            log.warning("that the budget of %s is spent cannot be noted: %s", rollout_id, error)
 
     async def _load(self, rollout_id: str) -> _Use:
         state = await self._store.rollout(rollout_id)

@@ -4,13 +4,11 @@ The order matters: the address prefix comes off first, then the path decides. A 
 in the dialect of the nearest one, and never touches a rollout.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 
 import msgspec
-from starlette.applications import Starlette
 from starlette.routing import Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from rolltape.config import ServeConfig
 from rolltape.engines import Engine
@@ -110,16 +108,3 @@ async def _close_websocket(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
         await receive()
         await send({"type": "websocket.close", "code": 1000})
-
-
-def with_lifespan(gateway: Gateway) -> ASGIApp:
-    """The application as a server runs it: what is still pending is written when it stops."""
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        yield
-        await gateway.calls.marks.close()
-
-    shell = Starlette(lifespan=lifespan)
-    shell.mount("/", gateway)
-    return shell

@@ -8,7 +8,7 @@ import asyncio
 import math
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import msgspec
 from starlette.requests import Request
@@ -18,7 +18,7 @@ from starlette.routing import Route, Router
 from rolltape.errors import ConflictError, RequestError, RetiredError, StoreError
 from rolltape.gateway.address import presented_key
 from rolltape.gateway.admission import Budget
-from rolltape.rebuild import DELIVERIES, rebuild
+from rolltape.rebuild import DeliveryForm, rebuild
 from rolltape.record import is_rollout_id
 from rolltape.store import PolicyState
 
@@ -165,9 +165,10 @@ class Control:
         }
 
     async def _rows(self, request: Request) -> Any:
-        delivery = request.query_params.get("delivery", "forest")
-        if delivery not in DELIVERIES:
-            raise RequestError(400, "bad_delivery", f"delivery is one of {', '.join(DELIVERIES)}, not {delivery!r}")
+        asked, forms = request.query_params.get("delivery", "forest"), get_args(DeliveryForm)
+        if asked not in forms:
+            raise RequestError(400, "bad_delivery", f"delivery is one of {', '.join(forms)}, not {asked!r}")
+        delivery = cast("DeliveryForm", asked)
         snapshot = await self._gateway.store.read(_id(request))
         if snapshot is None:
             raise _unknown(request)

@@ -19,7 +19,7 @@ from rolltape import registry
 from rolltape.config import ServeConfig
 from rolltape.engines import Engine
 from rolltape.errors import ConfigError
-from rolltape.gateway.app import Gateway, with_lifespan
+from rolltape.gateway.app import Gateway
 from rolltape.store import CaptureStore
 
 TOKEN_FILE = "control-token"
@@ -63,6 +63,7 @@ async def running(config: ServeConfig, *, engine: Engine | None = None) -> Async
             stack.push_async_callback(engine.close)
             await engine.start()
         gateway = Gateway(config, engine, store, registry.protocols(), token)
+        stack.push_async_callback(gateway.calls.marks.close)
         await stack.enter_async_context(_serving(gateway, listener))
         yield RunningGateway(_url(config.host, listener), token, store, engine)
 
@@ -83,10 +84,10 @@ def _make_engine(config: ServeConfig) -> Engine:
 async def _serving(gateway: Gateway, listener: socket.socket) -> AsyncIterator[None]:
     server = _Server(
         uvicorn.Config(
-            with_lifespan(gateway),
+            gateway,
             log_config=None,
             access_log=False,
-            lifespan="on",
+            lifespan="off",
             timeout_keep_alive=_IDLE_SECONDS,
             timeout_graceful_shutdown=10,
             server_header=False,
@@ -119,7 +120,7 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
 
 def _url(host: str, listener: socket.socket) -> str:
     port = listener.getsockname()[1]
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104 - shown, not bound
     return f"http://{shown}:{port}"
 
 
