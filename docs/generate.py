@@ -4,13 +4,14 @@
 """
 
 import ast
-import os
-import subprocess
-import sys
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
+from rich.console import Console
+
 from rolltape import config
+from rolltape.cli import app
 from rolltape.cli.commands import COMMANDS
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -29,11 +30,9 @@ def _cli() -> Iterator[str]:
 
 
 def _help(command: str) -> str:
-    program = Path(sys.executable).with_name("rolltape")
-    plain = {"PATH": os.environ["PATH"], "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
-    arguments = [str(program), *([command] if command else []), "--help"]
-    done = subprocess.run(arguments, capture_output=True, text=True, env=plain, check=True)
-    return "\n".join(line.rstrip() for line in done.stdout.rstrip().splitlines())
+    page = io.StringIO()
+    app.help_print([command] if command else [], console=Console(file=page, width=100, no_color=True))
+    return "\n".join(line.rstrip() for line in page.getvalue().rstrip().splitlines())
 
 
 def _config() -> Iterator[str]:
