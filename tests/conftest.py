@@ -1,4 +1,4 @@
-"""One option for every test: `--no-skips` turns a skipped test into a failed run, so that nothing is left out silently."""
+"""One option for every test: `--no-skips` turns a skipped test into a failed run, so that nothing goes silently."""
 
 import pytest
 

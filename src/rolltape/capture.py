@@ -128,7 +128,6 @@ class ModelCall:
     def reply(self, created: int) -> Reply:
         """The whole reply. Only after `Finished`."""
         assert self.finished is not None, "a reply needs the engine's own end"
-        prompt = self.started.prompt_token_ids if self.started else None
         return Reply(
             id=self.identity.response_id,
             model=self.identity.request.model,
@@ -139,7 +138,7 @@ class ModelCall:
             token_ids=tuple(self._ids),
             log_probs=tuple(self._log_probs),
             token_texts=tuple(self._token_texts),
-            prompt_token_ids=tuple(prompt.tolist()) if prompt is not None else None,
+            prompt_token_ids=self.started.prompt_token_ids if self.started else None,
         )
 
     def usage(self) -> Usage:

@@ -133,7 +133,7 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     token_ids: tuple[int, ...] = ()
     log_probs: tuple[float | None, ...] = ()
     token_texts: tuple[str, ...] = ()
-    prompt_token_ids: tuple[int, ...] | None = None
+    prompt_token_ids: IntArray | None = None
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):

@@ -37,12 +37,13 @@ class AckLog:
     """What the clients saw as acted upon, synced to disk before they go on."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("ab")
+        self._path = path
 
     def write(self, rollout: str, reply_id: str) -> None:
-        self._file.write(f"{rollout} {reply_id}\n".encode())
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with self._path.open("ab") as file:
+            file.write(f"{rollout} {reply_id}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
 
 
 async def _client(http: aiohttp.ClientSession, url: str, name: str, log: AckLog) -> None:

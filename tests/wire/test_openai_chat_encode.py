@@ -23,6 +23,7 @@ from rolltape.chat import (
     Usage,
 )
 from rolltape.errors import EngineBroken, EngineRefused, RequestError
+from rolltape.tokens import token_ids
 from rolltape.wire import Frame
 from rolltape.wire.openai_chat import OpenAIChat
 from rolltape.wire.sse import SseParser
@@ -246,7 +247,7 @@ def test_ids_are_told_to_those_who_ask_as_vllm_does() -> None:
     assert sent[1]["prompt_token_ids"] == [0, 1, 2, 3, 4]
     ids = [token for chunk in sent for c in chunk["choices"] for token in c.get("token_ids", ())]
     assert ids == [7, 8, 9, 10, 11, 12, 13, 14]
-    reply = Reply("r", "m", 1, Message("assistant", "a"), "stop", Usage(1, 1), (5,), prompt_token_ids=(3, 4))
+    reply = Reply("r", "m", 1, Message("assistant", "a"), "stop", Usage(1, 1), (5,), prompt_token_ids=token_ids([3, 4]))
     body = msgspec.json.decode(PROTOCOL.encode_reply(asked, reply))
     assert (body["prompt_token_ids"], body["choices"][0]["token_ids"]) == ([3, 4], [5])
     assert "token_ids" not in str(chunks(frames(TALK))) + str(

@@ -35,7 +35,7 @@ def encode_reply(request: ChatRequest, reply: Reply) -> bytes:
     }
     if _wants_ids(request):
         choice["token_ids"] = reply.token_ids
-        body["prompt_token_ids"] = reply.prompt_token_ids
+        body["prompt_token_ids"] = None if reply.prompt_token_ids is None else reply.prompt_token_ids.tolist()
     return msgspec.json.encode(body)
 
 
