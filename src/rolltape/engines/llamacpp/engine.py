@@ -21,7 +21,7 @@ from rolltape.engines.llamacpp.client import LlamaServer
 from rolltape.engines.llamacpp.models import ensure_model, model_name
 from rolltape.engines.llamacpp.reading import LOOK_AHEAD, CompletionReader, StopText, Vocabulary
 from rolltape.engines.llamacpp.tools import ToolCallParser
-from rolltape.errors import ConfigError, EngineBroken, EngineRefused, RequestError
+from rolltape.errors import ConfigError, EngineBroken, EngineRefused, EngineUnavailable, RequestError
 from rolltape.tokens import token_ids
 
 CONTEXT = 8192
@@ -104,10 +104,11 @@ class LlamaCppEngine:
 
     async def close(self) -> None:
         """Stop the embedded server; another's is only left alone."""
-        if self._server is not None:
-            await self._server.close()
-        if self._embedded is not None:
-            running, self._embedded = self._embedded, None
+        server, self._server = self._server, None
+        if server is not None:
+            await server.close()
+        running, self._embedded = self._embedded, None
+        if running is not None:
             await asyncio.to_thread(running.stop)
 
     async def models(self) -> tuple[ServedModel, ...]:
@@ -175,7 +176,7 @@ class LlamaCppEngine:
 
     def _started(self) -> LlamaServer:
         if self._server is None:
-            raise ConfigError("the engine has not been started")
+            raise EngineUnavailable("The llama.cpp engine is not running.")
         return self._server
 
 

@@ -44,8 +44,8 @@ class ToolCallParser:
         self.count = 0
         self._new_id = new_id
         self._rest = ""
-        self._blank = ""
-        """White space seen since the last call, not yet known to belong to visible text."""
+        self._blank: str | None = None
+        """White space right after a call, not yet known to belong to visible text; None = not right after a call."""
 
     def feed(self, text: str) -> Found:
         """Take the next piece."""
@@ -68,11 +68,11 @@ class ToolCallParser:
         return Found("".join(texts), tuple(calls))
 
     def _visible(self, text: str) -> str:
-        if self.count == 0:
+        if self._blank is None:
             return text
         text = self._blank + text
-        self._blank = "" if text.strip(BLANK) else text
-        return "" if self._blank else text
+        self._blank = None if text.strip(BLANK) else text
+        return text if self._blank is None else ""
 
     def _pieces(self, *, final: bool) -> Iterator[str | ToolCallDelta]:
         while self._rest:
