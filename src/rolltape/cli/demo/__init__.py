@@ -118,7 +118,8 @@ def _picture(
 
 def next_commands(rollout_id: str, directory: Path) -> list[str]:
     """Three commands to try, ready to be pasted."""
-    program = "rolltape" if shutil.which("rolltape") else os.path.relpath(sys.argv[0])
+    near = Path(sys.argv[0]).is_relative_to(Path.cwd())
+    program = "rolltape" if shutil.which("rolltape") else os.path.relpath(sys.argv[0]) if near else sys.argv[0]
     where = "" if directory == terminal.DEFAULT_DIR else f" --dir {directory}"
     return [
         f"{program} show {rollout_id}{where}",
