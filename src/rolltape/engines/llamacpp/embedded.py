@@ -31,7 +31,13 @@ class EmbeddedServer:
 
 
 def start(
-    model: Path, *, slots: int, context: int, threads: int | None = None, chat_template: str | None = None
+    model: Path,
+    *,
+    slots: int,
+    context: int,
+    threads: int | None = None,
+    chat_template: str | None = None,
+    cache_prompt: bool = False,
 ) -> EmbeddedServer:
     """Load `model` and serve it; blocks for about a second. `context` is in tokens and for each slot.
 
@@ -41,6 +47,7 @@ def start(
     key = secrets.token_urlsafe(24)
     params = _params(xllamacpp, model, slots=slots, context=context, threads=threads)
     params.api_keys = [key]
+    params.cache_ram_mib = PROMPT_CACHE_MIB if cache_prompt else 0
     if chat_template is not None:
         params.chat_template = chat_template
     try:
@@ -66,8 +73,7 @@ def _params(xllamacpp: ModuleType, model: Path, *, slots: int, context: int, thr
     params.n_parallel, params.n_ctx = slots, slots * context
     params.ctx_shift = False  # a shifted context would drop prompt ids behind our back
     params.prefill_assistant = False  # a last assistant message is a message, not the beginning of the reply
-    params.flash_attn_type = 0  # off: with it, log-probs of the same ids differ by how they were split into batches
-    params.cache_ram_mib = PROMPT_CACHE_MIB
+    params.flash_attn_type = 0  # off: it decodes long contexts a third slower on a CPU
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads or len(os.sched_getaffinity(0))
     params.n_gpu_layers = 0
     params.use_jinja = params.endpoint_slots = params.endpoint_props = True
