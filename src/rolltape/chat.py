@@ -94,6 +94,7 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `sampling` holds the fields of `SAMPLING_FIELDS` that it sent (absent = not sent); `tools` are OpenAI tool objects
     as sent; `extra` is every other field, forwarded to engines that may know it and kept in the record.
+    `prompt` is a raw prompt in place of messages, as text or as token ids: the legacy completions protocol.
     `messages` comes last, so that two successive requests of a chain, written as JSON, share the longest prefix.
     """
 
@@ -107,6 +108,7 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     want_log_probs: bool = False
     top_log_probs: int | None = None
     extra: Json = {}
+    prompt: str | tuple[int, ...] | None = None
     messages: tuple[Message, ...] = ()
 
 

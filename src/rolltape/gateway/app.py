@@ -41,6 +41,7 @@ class Gateway:
         self.metrics = Metrics()
         self.calls = CallServer(config, engine, store, self.metrics)
         self._protocols = {path: protocol for protocol in protocols for path in protocol.paths}
+        self._counters = {path: protocol for protocol in protocols for path in protocol.counting_paths}
         self._default = protocols[0]
         self._control: Router = Control(self).router
 
@@ -53,13 +54,14 @@ class Gateway:
         if where.named is None and where.path.startswith(_OPERATOR_PATHS):
             await self._control(scope, receive, send)
             return
-        protocol = self._protocols.get(where.path)
+        counts = self._counters.get(where.path)
+        protocol = counts or self._protocols.get(where.path)
         try:
             if protocol is not None and exchange.method == "POST":
                 address = resolve(
                     where, exchange.headers, self.keys, auth=self.config.auth_mode, untagged=self.config.untagged
                 )
-                await self.calls.serve(exchange, protocol, address)
+                await (self.calls.count if counts else self.calls.serve)(exchange, protocol, address)
             else:
                 await self._probe(exchange, where.path)
         except RequestError as error:
@@ -73,7 +75,7 @@ class Gateway:
             await self._models(exchange, path)
         elif path in ("/", "/v1", "/v1/", "/api/hello"):
             await exchange.respond(200, _JSON, b'{"service":"rolltape"}')
-        elif path in self._protocols:
+        elif path in self._protocols or path in self._counters:
             raise RequestError(405, "method_not_allowed", f"{path} takes POST")
         else:
             raise self._unknown(exchange.method, path)

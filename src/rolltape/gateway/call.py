@@ -80,6 +80,18 @@ class CallServer:
             async with exchange.watched():
                 await self._run(call)
 
+    async def count(self, exchange: Exchange, protocol: WireProtocol, address: Address) -> None:
+        """Count the tokens of a request with the engine's own tokenizer. Nothing is sampled and nothing recorded."""
+        try:
+            call = await self._decode(exchange, protocol, address)
+            tokens = await self.engine.count_tokens(call.request)
+        except ClientGone:
+            return
+        except RequestError as error:
+            await refuse(exchange, protocol, error)
+            return
+        await exchange.respond(200, {"content-type": "application/json"}, protocol.encode_count(tokens))
+
     async def _decode(self, exchange: Exchange, protocol: WireProtocol, address: Address) -> _Call:
         body = await exchange.read_body(self.config.limits.max_body_bytes)
         request = protocol.decode(address.path, body, exchange.headers)

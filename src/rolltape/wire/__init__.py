@@ -61,6 +61,8 @@ class WireProtocol(Protocol):
     """`openai_chat`, ...: recorded with each entry."""
     paths: Sequence[str]
     """Generating routes, as they stand after the address prefix: `/v1/chat/completions`. All are POST."""
+    counting_paths: Sequence[str]
+    """Routes that only count the tokens of a request: answered with the engine's own count, never recorded."""
     stream_content_type: str
     reply_prefix: str
     """Put before a call's id to make its reply's id: `chatcmpl-`."""
@@ -71,6 +73,10 @@ class WireProtocol(Protocol):
 
     def encode_reply(self, request: ChatRequest, reply: Reply) -> bytes:
         """The body of a reply that is not streamed."""
+        ...
+
+    def encode_count(self, tokens: int) -> bytes:
+        """The body that answers a counting route."""
         ...
 
     def encoder(self, request: ChatRequest, *, reply_id: str, created: int) -> StreamEncoder:

@@ -27,6 +27,7 @@ class OpenAIChat:
 
     name = "openai_chat"
     paths: Sequence[str] = ("/v1/chat/completions", "/chat/completions")
+    counting_paths: Sequence[str] = ()
     stream_content_type = "text/event-stream; charset=utf-8"
     reply_prefix = "chatcmpl-"
 
@@ -37,6 +38,10 @@ class OpenAIChat:
     def encode_reply(self, request: ChatRequest, reply: Reply) -> bytes:
         """`reply` as one `chat.completion` object; the model is named as the caller named it."""
         return encode_reply(request, reply)
+
+    def encode_count(self, tokens: int) -> bytes:
+        """Chat Completions has no counting route."""
+        raise NotImplementedError
 
     def encoder(self, request: ChatRequest, *, reply_id: str, created: int) -> ChatStreamEncoder:
         """An encoder of `chat.completion.chunk` events."""
