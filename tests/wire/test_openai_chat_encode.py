@@ -26,7 +26,7 @@ from rolltape.errors import EngineBroken, EngineRefused, RequestError
 from rolltape.tokens import token_ids
 from rolltape.wire import Frame
 from rolltape.wire.openai_chat import OpenAIChat
-from rolltape.wire.sse import SseParser
+from rolltape.sse import SseParser
 
 PROTOCOL = OpenAIChat()
 REQUEST = ChatRequest(model="my-model", stream=True, stream_usage=True)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rolltape.wire.sse import SseEvent, SseParser, frame
+from rolltape.sse import SseEvent, SseParser, frame
 
 
 def parse(*reads: bytes) -> list[SseEvent]:
