@@ -11,7 +11,7 @@ from rolltape.errors import RequestError
 from rolltape.wire import EncodedError
 from rolltape.wire.openai_chat.decode import decode_request
 from rolltape.wire.openai_chat.encode import ChatStreamEncoder, encode_reply
-from rolltape.wire.openai_chat.errors import encode_error
+from rolltape.wire.openai_errors import encode_error
 
 TAGS = frozenset(
     {

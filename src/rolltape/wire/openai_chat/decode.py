@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rolltape.chat import SAMPLING_FIELDS, ChatRequest, Json
+from rolltape.wire.body import parse_object
 from rolltape.wire.openai_chat import messages as parts
-from rolltape.wire.openai_chat.body import parse_object
-from rolltape.wire.openai_chat.errors import invalid, unsupported
+from rolltape.wire.openai_errors import invalid, unsupported
 
 INT_LIMIT = 2**63
 TOOL_CHOICES = ("none", "auto", "required")

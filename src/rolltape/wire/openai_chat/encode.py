@@ -17,7 +17,7 @@ import msgspec
 from rolltape.chat import ChatRequest, Delta, EngineEvent, Finished, Json, Reply, Started, ToolCallDelta, Usage
 from rolltape.errors import RequestError
 from rolltape.wire import Frame, sse
-from rolltape.wire.openai_chat.errors import error_object
+from rolltape.wire.openai_errors import error_object
 
 
 def encode_reply(request: ChatRequest, reply: Reply) -> bytes:

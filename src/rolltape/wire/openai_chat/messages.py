@@ -8,7 +8,7 @@ echoes what the model sampled must find it unchanged in its next prompt.
 from typing import Any, get_args
 
 from rolltape.chat import Json, Message, Role, ToolCall
-from rolltape.wire.openai_chat.errors import invalid, unsupported
+from rolltape.wire.openai_errors import invalid, unsupported
 
 ROLES = frozenset(get_args(Role))
 REASONING = ("reasoning_content", "reasoning")  # DeepSeek, qwen-code and mini-swe-agent; newer vLLM
