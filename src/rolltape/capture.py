@@ -139,6 +139,7 @@ class ModelCall:
             log_probs=tuple(self._log_probs),
             token_texts=tuple(self._token_texts),
             prompt_token_ids=self.started.prompt_token_ids if self.started else None,
+            stop_sequence=self.finished.stop_sequence,
         )
 
     def usage(self) -> Usage:

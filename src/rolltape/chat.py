@@ -124,6 +124,7 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     """A whole answer, ready to be encoded. `id` is unique and recorded, so that a transcript finds its call.
 
     The ids and log-probs are for callers that asked for them; `prompt_token_ids` is None when they are not known.
+    `stop_sequence` is as in `Finished`.
     """
 
     id: str
@@ -136,6 +137,7 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     log_probs: tuple[float | None, ...] = ()
     token_texts: tuple[str, ...] = ()
     prompt_token_ids: IntArray | None = None
+    stop_sequence: str | None = None
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
@@ -179,6 +181,7 @@ class Finished(msgspec.Struct, frozen=True):
 
     `policy_spans` are (start, end, version) over the generation where the engine reports them, else ().
     `faults` are what the engine itself knows to be wrong with its recording, worded as `record.Fault`.
+    `stop_sequence` is the string of `stop` that ended it, None when another thing did or the engine does not say.
     """
 
     finish_reason: FinishReason
@@ -187,6 +190,7 @@ class Finished(msgspec.Struct, frozen=True):
     policy_version: str | None = None
     policy_spans: tuple[tuple[int, int, str], ...] = ()
     faults: tuple[str, ...] = ()
+    stop_sequence: str | None = None
 
 
 EngineEvent: TypeAlias = Started | Delta | Finished

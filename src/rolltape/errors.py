@@ -53,18 +53,25 @@ class RequestError(RolltapeError):
 
 
 class EngineRefused(RequestError):
-    """The engine refused the request before sampling anything; `status` is 4xx and the harness's own fault."""
+    """The engine refused the request before sampling anything; `status` is 4xx and the harness's own fault.
+
+    `overflow` is (prompt tokens, context length) where the prompt left no room to sample, else None.
+    """
+
+    overflow: tuple[int, int] | None = None
 
     @classmethod
     def context_overflow(cls, prompt_tokens: int, context_length: int) -> "EngineRefused":
         """The prompt leaves no room to sample. Code and words are those on which harnesses start a compaction."""
-        return cls(
+        error = cls(
             400,
             "context_length_exceeded",
             f"This model's maximum context length is {context_length} tokens. However, your messages resulted in "
             f"{prompt_tokens} tokens. Please reduce the length of the messages.",
             param="messages",
         )
+        error.overflow = (prompt_tokens, context_length)
+        return error
 
 
 class EngineUnavailable(RequestError):
