@@ -113,11 +113,15 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Token counts of one call. `cached_tokens` of the prompt were not computed anew; None = the engine did not say."""
+    """Token counts of one call. `cached_tokens` of the prompt were not computed anew; None = the engine did not say.
+
+    `reasoning_tokens` came with the deltas that showed reasoning; None = not counted.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):

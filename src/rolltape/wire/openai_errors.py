@@ -29,7 +29,7 @@ def unsupported(param: str, message: str) -> RequestError:
 def error_object(error: RequestError) -> dict[str, object]:
     """`{"error": {message, type, param, code}}`, as a reply's body and as a frame of a broken stream."""
     kind = TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
-    return {"error": {"message": _message(error), "type": kind, "param": error.param, "code": error.code}}
+    return {"error": {"message": error_message(error), "type": kind, "param": error.param, "code": error.code}}
 
 
 def encode_error(error: RequestError) -> EncodedError:
@@ -40,7 +40,8 @@ def encode_error(error: RequestError) -> EncodedError:
     return EncodedError(error.status, headers, msgspec.json.encode(error_object(error)))
 
 
-def _message(error: RequestError) -> str:
+def error_message(error: RequestError) -> str:
+    """The message with its hint; an overflow in the words on which harnesses start a compaction."""
     message = f"{error.message} ({error.hint})" if error.hint else error.message
     if error.code == OVERFLOW and OVERFLOW_WORDS not in message:
         message = f"The request exceeds this model's {OVERFLOW_WORDS}: {message}"
