@@ -48,6 +48,8 @@ class CallIdentity:
     policy_version: str | None = None
     started_at: float = 0.0
     headers: Mapping[str, str] = field(default_factory=dict)
+    kind: str | None = None
+    kind_evidence: str | None = None
     keep_texts: bool = True
 
 
@@ -73,6 +75,7 @@ class ModelCall:
         self._token_texts: list[str] = []
         self._text: list[str] = []
         self._reasoning: list[str] = []
+        self._reasoning_tokens = 0
         self._tool_calls: list[_ToolCallText] = []
         self._tool_call_at: dict[int, _ToolCallText] = {}
 
@@ -98,6 +101,7 @@ class ModelCall:
             self._text.append(delta.text)
         if delta.reasoning:
             self._reasoning.append(delta.reasoning)
+            self._reasoning_tokens += len(delta.token_ids)
         for piece in delta.tool_calls:
             self._feed_tool_call(piece)
 
@@ -150,6 +154,7 @@ class ModelCall:
             prompt_tokens=len(prompt) if prompt is not None else 0,
             completion_tokens=counted if counted is not None else len(self._ids),
             cached_tokens=self.finished.cached_tokens if self.finished else None,
+            reasoning_tokens=self._reasoning_tokens,
         )
 
     def completed(self, now: float, *, policy_version_end: str | None) -> TokenEntry:
@@ -196,6 +201,8 @@ class ModelCall:
             sampling_asked=who.request.sampling,
             sampling_applied=started.sampling_applied if started else {},
             response_id=who.response_id,
+            kind=who.kind,
+            kind_evidence=who.kind_evidence,
             headers=who.headers,
             request_digest=who.request_digest,
             output_items=tuple(self._output_items()) if who.keep_texts else (),

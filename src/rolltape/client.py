@@ -89,9 +89,9 @@ class Connection:
     async def set_policy(self, *, version: str | None = None, state: str | None = None) -> dict[str, Any]:
         return await self._call("POST", "/control/policy", {"version": version, "state": state})
 
-    async def models(self) -> tuple[str, ...]:
-        """The names of the models served, the default one first."""
-        return tuple(card["id"] for card in (await self._call("GET", "/v1/models"))["data"])
+    async def models(self) -> dict[str, int | None]:
+        """The models served, the default one first, each with its context length in tokens (None = not known)."""
+        return {card["id"]: card["max_model_len"] for card in (await self._call("GET", "/v1/models"))["data"]}
 
     async def close(self) -> None:
         """Idempotent."""

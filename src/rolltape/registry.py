@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from rolltape.engines import Engine
 from rolltape.errors import ConfigError
+from rolltape.harness.profile import Profile
 from rolltape.wire import WireProtocol
 
 Kind: TypeAlias = Literal["protocol", "engine", "store", "harness"]
@@ -51,6 +52,11 @@ def engine(kind: str, *, model: str | None, url: str | None, options: dict[str, 
 def protocols() -> tuple[WireProtocol, ...]:
     """One of each installed wire protocol."""
     return tuple(load("protocol", name)() for name in names("protocol"))
+
+
+def profiles() -> dict[str, Profile]:
+    """The harness profiles of every installed package, by name."""
+    return {name: profile for group in names("harness") for name, profile in load("harness", group)().items()}
 
 
 def nearest(name: str, known: tuple[str, ...]) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from rolltape.harness import Attempt, Ended, Ending, Profile, launch
 from rolltape.harness.process import MARK, Command, end_marked, run_process
-from rolltape.harness.profile import Config, ConfigFile, Report
+from rolltape.harness.profile import Config, ConfigFile, Context, Report
 
 
 def shell(script: str, **changes: object) -> Profile:
@@ -194,7 +194,7 @@ async def test_a_flood_of_output_is_bounded_and_keeps_head_and_tail(tmp_path: Pa
 
 async def test_the_harnesss_own_report_overrules_its_exit_code(tmp_path: Path) -> None:
     report = Report(
-        file="{out}/report.json", status="info.status", version="version", endings={"finished": "Done|Too.*"}
+        file="{out}/report.json", status=("info.status",), version="version", endings={"finished": "Done|Too.*"}
     )
     script = """echo '{"info": {"status": "TooLong"}, "version": "1.2"}' > ../out/report.json; exit 1"""
 
@@ -205,11 +205,23 @@ async def test_the_harnesss_own_report_overrules_its_exit_code(tmp_path: Path) -
 
 @pytest.mark.parametrize("left", ["mkfifo ../out/report.json", "echo '{' > ../out/report.json", "true"])
 async def test_a_report_that_is_none_leaves_the_exit_code_to_decide(tmp_path: Path, left: str) -> None:
-    report = Report(file="{out}/report.json", status="s", endings={"finished": ".*"})
+    report = Report(file="{out}/report.json", status=("s",), endings={"finished": ".*"})
 
     ended = await launch(shell(f"{left}; exit 3", report=report), attempt(tmp_path))
 
     assert (ended.ending, ended.status) == (Ending.CRASHED, None)
+
+
+async def test_a_report_of_json_lines_is_read_from_its_last_line(tmp_path: Path) -> None:
+    report = Report(
+        file="{out}/stdout", status=("error.message", "type"), endings={"finished": "done|out of room", "budget": "x"}
+    )
+    good = """echo '{"type": "started"}'; echo '{"type": "done"}'"""
+    bad = """echo '{"type": "started"}'; echo '{"type": "failed", "error": {"message": "out of room"}}'; exit 1"""
+
+    ended = [await launch(shell(script, report=report), attempt(tmp_path)) for script in (good, bad)]
+
+    assert [(one.ending, one.status) for one in ended] == [(Ending.FINISHED, "done"), (Ending.FINISHED, "out of room")]
 
 
 async def test_a_spent_budget_ends_the_harness_and_is_its_ending(tmp_path: Path) -> None:
@@ -233,6 +245,20 @@ async def test_a_configuration_file_is_passed_only_when_there_is_one(tmp_path: P
 
     assert (tmp_path / "a/out/stdout").read_text() == "end\n"
     assert (tmp_path / "b/out/stdout").read_text() == "-c /x y.yaml end\n"
+
+
+async def test_the_context_length_is_told_only_when_it_is_known(tmp_path: Path) -> None:
+    profile = Profile(
+        name="x", version="1", protocol="openai_chat", executable="sh",
+        command=("{executable}", "-c", "echo $WINDOW $*", "sh", "{context_args}", "end"),
+        context=Context(args=("--window={context_length}",), env={"WINDOW": "{context_length}"}),
+    )  # fmt: skip
+
+    await launch(profile, attempt(tmp_path, directory=tmp_path / "a"))
+    await launch(profile, attempt(tmp_path, directory=tmp_path / "b", context_length=4096))
+
+    assert (tmp_path / "a/out/stdout").read_text() == "end\n"
+    assert (tmp_path / "b/out/stdout").read_text() == "4096 --window=4096 end\n"
 
 
 async def test_what_a_killed_runner_left_behind_is_found_by_its_mark(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_a_profile_of_the_users_own_is_a_file_or_a_folder(tmp_path: Path) -> Non
 
 
 def test_a_name_that_is_no_profile_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="there are: mini-swe-agent"):
+    with pytest.raises(ConfigError, match="there are: claude-code, codex, mini-swe-agent"):
         find_profile("maxi", builtin_profiles())
 
 
@@ -53,8 +53,8 @@ def test_a_name_that_is_no_profile_is_refused_with_those_there_are() -> None:
         (MINIMAL.replace("{prompt}", "{prompt.__class__}"), "unknown placeholder"),
         (MINIMAL.replace("{prompt}", "{"), "write {{ and }} for braces"),
         (MINIMAL.replace('["{executable}", "-c", "echo {prompt}"]', "[]"), "length >= 1"),
-        (MINIMAL + '[[calls.kinds]]\nkind = "title"\nwhere = "body"\nmatch = "x"\n', "header:NAME"),
-        (MINIMAL + '[report]\nfile = "{out}/r"\nstatus = "s"\n[report.endings]\nfinished = "("\n', "unterminated"),
+        (MINIMAL + '[[calls.kinds]]\nkind = "title"\nwhen = {body = "x"}\n', "header:NAME"),
+        (MINIMAL + '[report]\nfile = "{out}/r"\nstatus = ["s"]\n[report.endings]\nfinished = "("\n', "unterminated"),
         ("name = ", "is no harness profile"),
     ],
 )

@@ -35,12 +35,14 @@ class Site:
     connection: Connection
     source: TokenSource
     model: str
+    context_length: int | None
+    """Of that model, in tokens; None = the gateway does not say."""
 
 
 def run(
     *,
     tasks: Annotated[Path, Parameter(help="JSON lines: {id, prompt, [setup], [files], [check]}.")],
-    harness: Annotated[str, Parameter(help="A profile's name (mini-swe-agent), or a path to one.")],
+    harness: Annotated[str, Parameter(help="A profile's name (claude-code, codex, mini-swe-agent), or a path to one.")],
     config: Annotated[
         str | None, Parameter(help="A configuration file for the harness: a path, or one shipped with its profile.")
     ] = None,
@@ -72,7 +74,7 @@ def run(
     )
 
     async def within() -> Summary:
-        site_of = there(gateway, control_token, dir, model) if gateway else here(own)
+        site_of = there(gateway, control_token, dir, model) if gateway else here(own, profile)
         async with site_of as site:
             plan = Plan(
                 tasks=wanted,
@@ -83,6 +85,7 @@ def run(
                 group_size=group_size,
                 concurrency=concurrency,
                 config=file,
+                context_length=site.context_length,
                 time_limit=time_limit,
                 budget={name: bound for name, bound in (("calls", max_calls), ("tokens", max_tokens)) if bound},
             )
@@ -101,20 +104,21 @@ def run(
 
 def profile_named(name: str) -> Profile:
     """A profile that some installed package ships, or the one in a file. Its program must be there too."""
-    known: dict[str, Profile] = {}
-    for group in registry.names("harness"):
-        known |= registry.load("harness", group)()
-    profile = find_profile(name, known)
+    profile = find_profile(name, registry.profiles())
     profile.find_executable(os.environ.get("PATH", os.defpath))
     return profile
 
 
 @asynccontextmanager
-async def here(config: ServeConfig) -> AsyncIterator[Site]:
-    """A gateway in this process."""
+async def here(config: ServeConfig, profile: Profile) -> AsyncIterator[Site]:
+    """A gateway in this process, which knows `profile`."""
     terminal.note(f"starting the engine {config.engine.kind}")
-    async with running(config) as gateway, connect(gateway.url, gateway.control_token) as connection:
-        yield Site(connection, gateway.store, (await gateway.engine.models())[0].name)
+    async with (
+        running(config, profiles=(profile,)) as gateway,
+        connect(gateway.url, gateway.control_token) as connection,
+    ):
+        served = (await gateway.engine.models())[0]
+        yield Site(connection, gateway.store, served.name, served.context_length)
 
 
 @asynccontextmanager
@@ -125,7 +129,9 @@ async def there(url: str, token: str | None, directory: Path, model: str | None)
         hint = f"give --control-token or {TOKEN_VARIABLE}, or its --dir"
         raise ConfigError(f"the gateway at {url} wants a control token", hint=hint)
     async with connect(url, token or file.read_text().strip()) as connection:
-        yield Site(connection, connection.source(), model or (await connection.models())[0])
+        served = await connection.models()
+        name = model or next(iter(served))
+        yield Site(connection, connection.source(), name, served.get(name))
 
 
 async def run_plan(plan: Plan, site: Site) -> Summary:

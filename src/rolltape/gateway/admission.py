@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,7 @@ class _Use:
     calls: int
     tokens: int
     since: float
+    labels: Mapping[str, Any]
     noted: bool = False
     """The store knows that a call was refused."""
 
@@ -65,6 +67,11 @@ class Admission:
         except StoreError as error:
             log.warning("the policy cannot be read: %s", error)
         return self._policy
+
+    def labels(self, rollout_id: str | None) -> Mapping[str, Any]:
+        """The labels of a rollout that was admitted; empty where nobody gave it any."""
+        use = self._uses.get(rollout_id or "")
+        return use.labels if use else {}
 
     def charge_tokens(self, rollout_id: str, sampled: int) -> None:
         use = self._uses.get(rollout_id)
@@ -105,6 +112,7 @@ class Admission:
             calls=state.n_entries + state.n_open_calls if state else 0,
             tokens=state.generated_tokens if state else 0,
             since=state.created_at if state and state.n_entries else time.time(),
+            labels=labels,
         )
         use = self._uses.setdefault(rollout_id, fresh)
         if len(self._uses) > _REMEMBERED:

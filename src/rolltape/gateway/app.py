@@ -18,6 +18,7 @@ from rolltape.gateway.call import CallServer, refuse
 from rolltape.gateway.control import Control
 from rolltape.gateway.exchange import Exchange
 from rolltape.gateway.metrics import Metrics
+from rolltape.harness.kinds import Classify, unclassified
 from rolltape.store import CaptureStore
 from rolltape.wire import WireProtocol
 
@@ -35,11 +36,12 @@ class Gateway:
         store: CaptureStore,
         protocols: Sequence[WireProtocol],
         control_token: str,
+        classify: Classify = unclassified,
     ) -> None:
         self.config, self.engine, self.store = config, engine, store
         self.keys = KeyRing(control_token)
         self.metrics = Metrics()
-        self.calls = CallServer(config, engine, store, self.metrics)
+        self.calls = CallServer(config, engine, store, self.metrics, classify)
         self._protocols = {path: protocol for protocol in protocols for path in protocol.paths}
         self._counters = {path: protocol for protocol in protocols for path in protocol.counting_paths}
         self._default = protocols[0]

@@ -28,6 +28,7 @@ from rolltape.gateway.exchange import ClientGone, Exchange
 from rolltape.gateway.metrics import Metrics
 from rolltape.gateway.reply import ReplyChannel, StreamedReply, WholeReply
 from rolltape.gateway.tape import CaptureFailed, Marks, NoTape, Recording, RolloutClosed, Tape
+from rolltape.harness.kinds import Classify
 from rolltape.record import Delivery, Outcome, TokenEntry
 from rolltape.store import CaptureStore
 from rolltape.wire import WireProtocol
@@ -62,8 +63,11 @@ class _Call:
 class CallServer:
     """Serves model calls. One for each gateway process."""
 
-    def __init__(self, config: ServeConfig, engine: Engine, store: CaptureStore, metrics: Metrics) -> None:
+    def __init__(
+        self, config: ServeConfig, engine: Engine, store: CaptureStore, metrics: Metrics, classify: Classify
+    ) -> None:
         self.config, self.engine, self.store, self.metrics = config, engine, store, metrics
+        self._classify = classify
         self.admission = Admission(store)
         self.marks = Marks(store)
 
@@ -168,6 +172,8 @@ class CallServer:
         )
 
     def _identity(self, call: _Call, policy_version: str | None) -> CallIdentity:
+        labels = self.admission.labels(call.address.rollout_id)
+        kind, evidence = self._classify(call.exchange.headers, call.request, labels)
         return CallIdentity(
             rollout_id=call.address.rollout_id or "untagged",
             model_call_id=call.id,
@@ -180,6 +186,8 @@ class CallServer:
             policy_version=policy_version,
             started_at=call.started_at,
             headers=call.protocol.tagged(call.exchange.headers),
+            kind=kind,
+            kind_evidence=evidence,
             keep_texts=self.config.texts and call.address.captured,
         )
 

@@ -8,7 +8,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,8 @@ from rolltape.config import ServeConfig
 from rolltape.engines import Engine
 from rolltape.errors import ConfigError
 from rolltape.gateway.app import Gateway
+from rolltape.harness.kinds import classifier
+from rolltape.harness.profile import Profile
 from rolltape.store import CaptureStore
 
 TOKEN_FILE = "control-token"
@@ -47,8 +49,11 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def running(config: ServeConfig, *, engine: Engine | None = None) -> AsyncIterator[RunningGateway]:
+async def running(
+    config: ServeConfig, *, engine: Engine | None = None, profiles: Sequence[Profile] = ()
+) -> AsyncIterator[RunningGateway]:
     """A gateway that serves while the body runs. `engine`: use this one (started by the caller) instead of making one.
+    `profiles` tell kinds of calls apart beside those that are installed, and before one of the same name.
 
     Raises `ConfigError` when the port is taken, the engine cannot start or the store cannot be opened.
     """
@@ -62,7 +67,8 @@ async def running(config: ServeConfig, *, engine: Engine | None = None) -> Async
             engine = _make_engine(config)
             stack.push_async_callback(engine.close)
             await engine.start()
-        gateway = Gateway(config, engine, store, registry.protocols(), token)
+        known = {**registry.profiles(), **{profile.name: profile for profile in profiles}}
+        gateway = Gateway(config, engine, store, registry.protocols(), token, classifier(known))
         stack.push_async_callback(gateway.calls.marks.close)
         await stack.enter_async_context(_serving(gateway, listener))
         yield RunningGateway(_url(config.host, listener), token, store, engine)

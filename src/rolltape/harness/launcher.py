@@ -17,7 +17,7 @@ from typing import Any
 
 from rolltape.errors import ConfigError
 from rolltape.harness.process import Command, Exit, run_process
-from rolltape.harness.profile import CONFIG_ARGS, Profile, Report, fill
+from rolltape.harness.profile import CONFIG_ARGS, CONTEXT_ARGS, Profile, Report, fill
 
 REPORT_BYTES = 256 << 20
 
@@ -63,7 +63,8 @@ class Attempt:
     """One attempt at one task: where it happens and what the harness is told.
 
     `base_urls` are by family (openai, anthropic, gemini). `budget_spent` is asked about once a second; None = there is
-    no budget. `config` is a configuration file for the harness. `time_limit` is in seconds.
+    no budget. `config` is a configuration file for the harness. `time_limit` is in seconds, `context_length` in tokens
+    (None = not known).
     """
 
     rollout_id: str
@@ -74,6 +75,7 @@ class Attempt:
     directory: Path
     time_limit: float
     config: Path | None = None
+    context_length: int | None = None
     budget_spent: Callable[[], Awaitable[bool]] | None = None
     grace: float = 5.0
     """Seconds between SIGTERM and SIGKILL."""
@@ -136,7 +138,8 @@ def _prepared_command(profile: Profile, attempt: Attempt) -> Command:
     prepare(attempt.directory)
     for file in profile.files:
         _write_inside(attempt.directory, Path(fill(file.path, values)), fill(file.text, values))
-    env = {name: fill(text, values) for name, text in profile.env.items()}
+    templates = {**profile.env, **(profile.context.env if values["context_length"] else {})}
+    env = {name: fill(text, values) for name, text in templates.items()}
     return Command(
         args=_arguments(profile, values),
         cwd=attempt.workspace,
@@ -163,19 +166,18 @@ def _values(profile: Profile, attempt: Attempt) -> dict[str, str]:
         "out": str(attempt.out),
         "tmp": str(attempt.tmp),
         "config": str(attempt.config or ""),
+        "context_length": str(attempt.context_length or ""),
         **families,
     }
 
 
 def _arguments(profile: Profile, values: Mapping[str, str]) -> list[str]:
-    arguments: list[str] = []
-    for part in profile.command:
-        if part == CONFIG_ARGS:
-            passing = profile.config.args if profile.config and values["config"] else ()
-            arguments += [fill(argument, values) for argument in passing]
-        else:
-            arguments.append(fill(part, values))
-    return arguments
+    optional = {
+        CONFIG_ARGS: profile.config.args if profile.config and values["config"] else (),
+        CONTEXT_ARGS: profile.context.args if values["context_length"] else (),
+    }
+    templates = [template for part in profile.command for template in optional.get(part, (part,))]
+    return [fill(template, values) for template in templates]
 
 
 def _write_inside(directory: Path, path: Path, text: str) -> None:
@@ -192,9 +194,16 @@ def _read_report(profile: Profile, attempt: Attempt) -> Any:
     file = Path(fill(profile.report.file, _report_values(attempt)))
     try:
         # The agent can write here too: no pipe, and nothing that fills the memory.
-        return json.loads(file.read_bytes()) if file.is_file() and file.stat().st_size <= REPORT_BYTES else None
+        return _parse_report(file.read_bytes()) if file.is_file() and file.stat().st_size <= REPORT_BYTES else None
     except (OSError, ValueError):  # a harness that was killed leaves none, or half of one
         return None
+
+
+def _parse_report(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return json.loads(text.rstrip().rpartition(b"\n")[2])
 
 
 def _report_values(attempt: Attempt) -> dict[str, str]:
@@ -210,7 +219,8 @@ def _look_up(report: Any, dotted: str) -> str | None:
 
 
 def _ended(done: Exit, spent: bool, report: Any, rules: Report | None, command: Command) -> Ended:
-    status = _look_up(report, rules.status) if rules else None
+    said = (_look_up(report, path) for path in (rules.status if rules else ()))
+    status = next((status for status in said if status is not None), None)
     version = _look_up(report, rules.version) if rules else None
     ending = _ending(done, spent, status, rules)
     failed = ending in (Ending.CRASHED, Ending.COULD_NOT_START)

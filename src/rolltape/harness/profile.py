@@ -23,13 +23,17 @@ PLACEHOLDERS = frozenset(
     {
         "prompt", "model", "rollout_id", "api_key",
         "base_url", "openai_base_url", "anthropic_base_url", "gemini_base_url",
-        "executable", "workspace", "home", "out", "tmp", "config",
+        "executable", "workspace", "home", "out", "tmp", "config", "context_length",
     }
 )  # fmt: skip
 """What a template may name. `base_url` is the one of the profile's own protocol."""
 
 CONFIG_ARGS = "{config_args}"
 """The element of `command` that gives way to the arguments that pass a configuration file, or to nothing."""
+CONTEXT_ARGS = "{context_args}"
+"""The element of `command` that gives way to the arguments that tell the context length, or to nothing."""
+PLACES = ("system", "last_user", "tools", "format")
+"""Where a mark may look, besides `header:NAME`."""
 
 CallKind = Literal["agent", "subagent", "compaction", "title", "probe", "judge", "other"]
 ReportedEnding = Literal["finished", "budget", "crashed"]
@@ -53,37 +57,53 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shipped: Mapping[str, str] = {}
 
 
-class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the harness itself says of its run, in a JSON file.
+class Context(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the harness is told how long the model's context is. Left out whole where that is not known.
 
-    `file` is a template; `status` and `version` are dotted paths into it, "" = it does not say. `endings` maps an
-    ending to the pattern that the whole status must match: it overrules the exit code. A status that none of them
-    matches leaves the exit code to decide.
+    Both are templates; `{context_length}` is in tokens.
+    """
+
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = {}
+
+
+class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the harness itself says of its run: a JSON file, or JSON lines, of which the last counts.
+
+    `file` is a template. `status` are dotted paths into it, the first that is there counts; so is `version`, "" = it
+    does not say. `endings` maps an ending to the pattern that the whole status must match: it overrules the exit code.
+    A status that none of them matches leaves the exit code to decide.
     """
 
     file: str
-    status: str = ""
+    status: tuple[str, ...] = ()
     version: str = ""
     endings: Mapping[ReportedEnding, str] = {}
 
 
 class KindMark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to tell one kind of call: the pattern is searched for in a header (`header:NAME`) or in a text."""
+    """How to tell one kind of call: every pattern must be found in its place.
+
+    A place is `header:NAME` (lower case), `system` (the system texts that the request starts with), `last_user` (the
+    user's text that it ends with), `tools` (their names, one a line) or `format` (the reply format, as JSON). What a
+    request lacks is the empty text.
+    """
 
     kind: CallKind
-    where: str
-    """`header:NAME`, `system` or `last_user`."""
-    match: str
+    when: Mapping[str, str]
 
 
 class Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to read the harness's calls. Only ever evidence: exact tokens decide what belongs together."""
 
+    user_agent: str = ""
+    """Pattern of the user agent by which the harness is known where nothing else names it, "" = none."""
     chain_headers: tuple[str, ...] = ()
     """Request headers that differ between chains (a session or sub-agent id), lower case."""
     retry_header: str = ""
     """The header that counts repeats of one request, "" = none."""
     kinds: tuple[KindMark, ...] = ()
+    """The first mark that fits decides."""
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,6 +122,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     env: Mapping[str, str] = {}
     files: tuple[ConfigFile, ...] = ()
     config: Config | None = None
+    context: Context = Context()
     report: Report | None = None
     calls: Calls = Calls()
 
@@ -183,14 +204,16 @@ def _check(profile: Profile, file: Path) -> None:
             re.compile(pattern)
     except (ConfigError, re.error) as error:
         raise ConfigError(f"{file}: {error}") from error
-    for mark in profile.calls.kinds:
-        if mark.where not in ("system", "last_user") and not mark.where.startswith("header:"):
-            raise ConfigError(f"{file}: a call kind is told by header:NAME, system or last_user, not {mark.where!r}")
+    for place in (place for mark in profile.calls.kinds for place in mark.when):
+        if place not in PLACES and not place.startswith("header:"):
+            raise ConfigError(f"{file}: a call kind is told by header:NAME, {', '.join(PLACES)}, not {place!r}")
 
 
 def _templates(profile: Profile) -> Iterator[str]:
-    yield from (part for part in profile.command if part != CONFIG_ARGS)
+    yield from (part for part in profile.command if part not in (CONFIG_ARGS, CONTEXT_ARGS))
     yield from profile.env.values()
+    yield from profile.context.args
+    yield from profile.context.env.values()
     for file in profile.files:
         yield from (file.path, file.text)
     if profile.config:
@@ -200,7 +223,8 @@ def _templates(profile: Profile) -> Iterator[str]:
 
 
 def _patterns(profile: Profile) -> Iterator[str]:
-    yield from (mark.match for mark in profile.calls.kinds)
+    yield profile.calls.user_agent
+    yield from (pattern for mark in profile.calls.kinds for pattern in mark.when.values())
     if profile.report:
         yield from profile.report.endings.values()
 

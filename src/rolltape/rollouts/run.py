@@ -62,7 +62,8 @@ class Plan:
     """One run. Times are in seconds; `budget` is the gateway's (calls, tokens, seconds), empty = unbounded.
 
     Workspaces live in `directory / "workspaces" / ROLLOUT_ID`; without `keep_workspaces` those of finished, delivered
-    rollouts are removed. `config` is a configuration file for the harness.
+    rollouts are removed. `config` is a configuration file for the harness, `context_length` the model's, in tokens
+    (None = not known).
     """
 
     tasks: Sequence[Task]
@@ -73,6 +74,7 @@ class Plan:
     group_size: int = 1
     concurrency: int = 4
     config: Path | None = None
+    context_length: int | None = None
     time_limit: float = 1800.0
     command_limits: CommandLimits = field(default_factory=CommandLimits)
     budget: Mapping[str, Any] = field(default_factory=dict)
@@ -246,6 +248,7 @@ class _Run:
             directory=self._workspaces / rollout_id,
             time_limit=self._plan.time_limit,
             config=self._plan.config,
+            context_length=self._plan.context_length,
             budget_spent=budget_spent if self._plan.budget else None,
         )
 

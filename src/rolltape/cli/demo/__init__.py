@@ -60,7 +60,7 @@ def _run(directory: Path) -> Summary:
     terminal.note(f"{profile.name} {profile.version} over {len(tasks)} tasks, {GROUP_SIZE} attempts each")
 
     async def within() -> Summary:
-        async with here(config) as site:
+        async with here(config, profile) as site:
             plan = Plan(
                 tasks=tasks,
                 profile=profile,
@@ -70,6 +70,7 @@ def _run(directory: Path) -> Summary:
                 group_size=GROUP_SIZE,
                 concurrency=AT_ONCE,
                 config=profile.find_config(HARNESS_CONFIG),
+                context_length=site.context_length,
                 time_limit=TIME_LIMIT,
             )
             return await run_plan(plan, site)
