@@ -36,7 +36,7 @@ def decode_request(body: bytes, *, counting: bool) -> ChatRequest:
     tools = kit.read(fields.pop("tools", None))
     messages = turns.read(fields.pop("system", None), fields.pop("messages", None), tools.deferred)
     if messages[-1].role == "assistant" and not counting:
-        raise unsupported("messages", "The conversation must end with a user message: replies are not prefilled.")
+        raise unsupported("messages", "'messages' must not end with an assistant message: replies are not prefilled.")
     choice = kit.choice(fields.pop("tool_choice", None), tools)
     return ChatRequest(
         model=fields_of.model(fields),

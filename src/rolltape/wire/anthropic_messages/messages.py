@@ -148,7 +148,7 @@ def _image_url(block: Json, at: str) -> str:
         case "url":
             return _string(source, "url", f"{at}.source")
         case kind:
-            raise unsupported(f"{at}.source.type", f"Images from a source of type {shown(kind)} are not supported.")
+            raise unsupported(f"{at}.source.type", f"'{at}' is an image from a {shown(kind)} source: send its data.")
 
 
 # Assistant turns

@@ -68,7 +68,9 @@ def choice(value: Any, tools: Tools) -> Choice:
         raise invalid("tool_choice", "'tool_choice' must be an object.")
     alone = value.get("disable_parallel_tool_use")
     if alone is not None and not isinstance(alone, bool):
-        raise invalid("tool_choice.disable_parallel_tool_use", "'disable_parallel_tool_use' must be true or false.")
+        raise invalid(
+            "tool_choice.disable_parallel_tool_use", "'tool_choice.disable_parallel_tool_use' must be a boolean."
+        )
     return Choice(_chosen(value, tools), {"parallel_tool_calls": False} if alone else {})
 
 
