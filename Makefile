@@ -9,6 +9,7 @@ STAMPS := $(VENV)/.stamps
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 INSTALL := .ci/install $(VENV) -c constraints.txt
+NPM_HARNESSES := @anthropic-ai/claude-code@2.1.332 @openai/codex@0.171.0
 PY := $(wildcard src tests benchmarks examples docs .ci)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -25,7 +26,7 @@ demo: $(STAMPS)/demo ## a real harness on a real small model: 24 rollouts, captu
 test: $(STAMPS)/test ## the tests, except those that drive third-party programs
 	$(BIN)/python -m pytest -m "not real"
 
-test-real: $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/strace ## the tests that drive real harnesses and models; skips are failures
+test-real: $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/strace $(STAMPS)/npm ## the tests that drive real harnesses and models; skips are failures
 	$(BIN)/python -m pytest -m real --no-skips
 
 lint: $(STAMPS)/lint ## style, types, the floors, and the rules of the house
@@ -65,6 +66,11 @@ $(STAMPS)/lint: pyproject.toml constraints.txt $(BIN)/python
 
 $(STAMPS)/demo: pyproject.toml constraints.txt $(BIN)/python
 	$(INSTALL) -e '.[demo]'
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/npm: .ci/npm Makefile $(BIN)/python
+	.ci/need npm
+	.ci/npm $(VENV) $(NPM_HARNESSES)
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/strace: $(BIN)/python
