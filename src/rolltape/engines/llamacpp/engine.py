@@ -33,8 +33,8 @@ class LlamaCppEngine:
     """llama.cpp, embedded unless `url` names a running server.
 
     `model`: None or "smollm2", or the path of a .gguf file; with `url` only the name to serve it under.
-    `slots` calls are sampled at a time, others wait; `context` is in tokens for each. `threads` None = all that this
-    process may use. `chat_template`: the text of a Jinja template, or a path to one, instead of the model's own.
+    `slots` calls are sampled at a time, others wait; `context` is in tokens for each. `threads` None = one
+    fewer than this process has cores. `chat_template`: the text of a Jinja template, or a path to one, instead of the model's own.
     `cache_prompt`: reuse what a slot has computed of a prompt. Faster, but then a call's numbers depend, within the
     noise of quantised arithmetic, on the calls before it; without it a call that runs alone repeats to the bit.
     `seed` makes the sequence of per-call seeds repeatable; None draws them at random. Each is recorded.
@@ -153,6 +153,11 @@ class LlamaCppEngine:
         return CompletionReader(self._vocabulary, plan.max_tokens, StopText(plan.stops), parser)
 
     async def _render(self, request: ChatRequest) -> list[int]:
+        """The prompt ids. A raw prompt is no chat: its text is tokenized as llama.cpp does, its ids are left alone."""
+        if isinstance(request.prompt, str):
+            return await self._tokenize(request.prompt, add_special=True)
+        if request.prompt is not None:
+            return list(request.prompt)
         messages, tools = prompt.messages(request, native_tools=self._native_tools)
         said: Json = {"messages": messages} | ({"tools": tools} if tools else {})
         if self._guard.forged(said):
