@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from rolltape.chat import ChatRequest, EngineEvent
 from rolltape.engines import Gives, ServedModel
 from rolltape.errors import ConfigError, RequestError
@@ -86,6 +88,8 @@ class ScriptedEngine:
         """The script's next reply, or its fault."""
         self.seen.append((request, sampling))
         step = self._answer(request, self.started)
+        if request.prompt is not None:
+            step = replace(step, reasoning="", tool_calls=())  # nothing parses a raw completion
         delay = self._delay if step.delay is None else step.delay
         self.started += 1
         self.alive += 1

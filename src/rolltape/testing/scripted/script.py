@@ -20,6 +20,7 @@ import msgspec
 
 from rolltape.chat import ChatRequest, FinishReason
 from rolltape.errors import ConfigError
+from rolltape.testing.scripted.tokenizer import decode
 
 
 class Fault(StrEnum):
@@ -148,7 +149,7 @@ SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
 def default_reply(request: ChatRequest, call_number: int) -> Step:
-    """A reply that depends on the request alone.
+    """A reply that depends on the request alone: for a raw prompt, words.
 
     With a tool named `bash`: `echo hello`, then mini-swe-agent's command for being done, then words. Without: words.
     """
@@ -166,7 +167,8 @@ def _has_bash(request: ChatRequest) -> bool:
 
 
 def _words(request: ChatRequest) -> str:
-    digest = hashlib.sha256(msgspec.json.encode(request.messages)).digest()
+    said = request.messages if request.prompt is None else request.prompt
+    digest = hashlib.sha256(msgspec.json.encode(said)).digest()
     return " ".join(WORDS[byte % len(WORDS)] for byte in digest[:6])
 
 
@@ -175,6 +177,8 @@ def _turns(request: ChatRequest) -> int:
 
 
 def last_input(request: ChatRequest) -> str:
-    """The text of the last user or tool message, "" if there is none."""
+    """The text of the last user or tool message, or a raw prompt's; "" if there is none."""
+    if request.prompt is not None:
+        return request.prompt if isinstance(request.prompt, str) else decode(request.prompt)
     said = (message.text() for message in reversed(request.messages) if message.role in ("user", "tool"))
     return next(said, "")

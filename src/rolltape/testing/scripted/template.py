@@ -14,7 +14,16 @@ import numpy as np
 
 from rolltape.chat import ChatRequest, Json, Message
 from rolltape.errors import EngineRefused
-from rolltape.testing.scripted.tokenizer import END_THINK, END_TOOL_CALL, IM_END, IM_START, THINK, TOOL_CALL
+from rolltape.testing.scripted.tokenizer import (
+    END_THINK,
+    END_TOOL_CALL,
+    IM_END,
+    IM_START,
+    THINK,
+    TOOL_CALL,
+    VOCABULARY,
+    encode,
+)
 from rolltape.tokens import IntArray, token_ids
 
 START, END = chr(IM_START), chr(IM_END)
@@ -22,12 +31,24 @@ GENERATION_PROMPT = f"{START}assistant\n"
 
 
 def render(request: ChatRequest) -> IntArray:
-    """The prompt ids of `request`, generation prompt included. Raises `EngineRefused` for content that is no text."""
+    """The prompt ids of `request`, generation prompt included; a raw prompt is taken as it is.
+
+    Raises `EngineRefused` for content that is no text and for ids that are no tokens.
+    """
+    if request.prompt is not None:
+        return _raw(request.prompt)
     turns = [_tools(request.tools)] if request.tools else []
     for index, message in enumerate(request.messages):
         turns.append(_turn(message.role, _body(message, f"messages[{index}].content")))
     units = "".join([*turns, GENERATION_PROMPT]).encode("utf-16-le")
     return token_ids(np.frombuffer(units, np.uint16).astype(np.int32))
+
+
+def _raw(prompt: str | tuple[int, ...]) -> IntArray:
+    ids = encode(prompt) if isinstance(prompt, str) else list(prompt)
+    if any(not 0 <= token < VOCABULARY for token in ids):
+        raise EngineRefused(400, "unknown_token", f"Token ids go from 0 to {VOCABULARY - 1}.", param="prompt")
+    return token_ids(ids)
 
 
 def assistant_ids(reasoning: str, text: str, tool_calls: tuple[tuple[str, str], ...]) -> list[int]:
