@@ -30,6 +30,8 @@ GROUP_SIZE = 8
 AT_ONCE = 3
 """Rollouts at a time: what keeps two cores busy."""
 TIME_LIMIT = 300.0
+ENGINE_OPTIONS = {"context": 2048, "cache_prompt": True}
+"""Short prompts that all begin alike."""
 INSTALL = "pip install 'rolltape[demo]'"
 
 
@@ -55,7 +57,9 @@ def _run(directory: Path) -> Summary:
     except ConfigError as error:
         raise ConfigError(f"the demo needs {HARNESS}", hint=INSTALL) from error
     ensure_model(progress=terminal.note)
-    config = read_config(None, engine_kind="llamacpp", dir=str(directory), port=0, auth="keys")
+    config = read_config(
+        None, engine_kind="llamacpp", engine_options=ENGINE_OPTIONS, dir=str(directory), port=0, auth="keys"
+    )
     tasks = read_tasks(TASKS)
     terminal.note(f"{profile.name} {profile.version} over {len(tasks)} tasks, {GROUP_SIZE} attempts each")
 

@@ -34,7 +34,8 @@ class LlamaCppEngine:
 
     `model`: None or "smollm2", or the path of a .gguf file; with `url` only the name to serve it under.
     `slots` calls are sampled at a time, others wait; `context` is in tokens for each. `threads` None = one
-    fewer than this process has cores. `chat_template`: the text of a Jinja template, or a path to one, instead of the model's own.
+    fewer than this process has cores. `chat_template`: the text of a Jinja template, or a path to one, instead of the
+    model's own.
     `cache_prompt`: reuse what a slot has computed of a prompt. Faster, but then a call's numbers depend, within the
     noise of quantised arithmetic, on the calls before it; without it a call that runs alone repeats to the bit.
     `seed` makes the sequence of per-call seeds repeatable; None draws them at random. Each is recorded.
