@@ -1,0 +1,218 @@
+"""Bytes of vLLM's answer to events. Pure.
+
+Every chunk is read for its ids, whether or not it shows anything: while a parser holds text back, vLLM sends chunks
+with an empty delta that carry the ids all the same. What is missing or of unequal length is passed on as it is; capture
+marks the entry. A stream that ends without a finish reason is broken, never finished by us.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from rolltape.chat import Delta, EngineEvent, Finished, FinishReason, Json, Started, ToolCallDelta
+from rolltape.engines.http import lenient_json
+from rolltape.engines.vllm.asking import Asked
+from rolltape.engines.vllm.refusals import refusal
+from rolltape.errors import EngineBroken, EngineRefused, EntryError
+from rolltape.record import Fault
+from rolltape.sse import SseParser
+from rolltape.tokens import IntArray, token_ids
+
+FINISH_REASONS: dict[str, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "content_filter": "content_filter",
+    "repetition": "length",
+}
+NO_LOG_PROB = -9999.0
+"""What vLLM writes where there is no log-prob, or none that JSON can hold."""
+
+
+@dataclass(slots=True)
+class AnswerReader:
+    """One call's answer. Feed it reads of any size, then `close` it; `done` once `Finished` came out.
+
+    `context` in tokens, None = unknown. Raises `EngineBroken`, or `EngineRefused` while nothing has started.
+    """
+
+    asked: Asked
+    context: int | None = None
+    streamed: bool = True
+    """False: the answer is one JSON object, from a server that does not stream."""
+    done: bool = False
+    _sse: SseParser = field(default_factory=SseParser)
+    _whole: bytearray = field(default_factory=bytearray)
+    _started: Started | None = None
+    _reason: FinishReason | None = None
+    _calls: bool = False
+    _ids: int = 0
+    _log_probs: int = 0
+    _shifted: bool = False
+    """Ids and log-probs came in unequal numbers somewhere."""
+
+    def feed(self, read: bytes) -> list[EngineEvent]:
+        """The events that `read` completes."""
+        if not self.streamed:
+            self._whole += read
+            return []
+        return [event for message in self._sse.feed(read) for event in self._message(message.data)]
+
+    def close(self) -> list[EngineEvent]:
+        """The answer has ended cleanly, as far as the connection can tell."""
+        if not self.streamed:
+            return [*self.chunk(_object(bytes(self._whole))), *self._finish(None)]
+        if self._sse.finish() is not None and not self.done:
+            raise EngineBroken("vLLM's stream was cut off inside a chunk")
+        return self._finish(None)
+
+    def _message(self, data: bytes) -> list[EngineEvent]:
+        return self._finish(None) if data.strip() == b"[DONE]" else self.chunk(_object(data))
+
+    def chunk(self, chunk: Json) -> list[EngineEvent]:
+        """The events of one chunk."""
+        if chunk.get("error") or chunk.get("object") == "error":
+            raise self._failure(chunk)
+        events = []
+        for choice in chunk.get("choices") or ():
+            events += self._choice(chunk, choice)
+        usage = chunk.get("usage")
+        if self._reason is not None and isinstance(usage, dict):
+            events += self._finish(usage)
+        return events
+
+    def _failure(self, chunk: Json) -> EngineRefused | EngineBroken:
+        error = chunk.get("error")
+        fields = error if isinstance(error, dict) else chunk
+        code, said = fields.get("code"), fields.get("message", error)
+        if self._started is None and isinstance(code, int) and 400 <= code < 500:
+            refused = refusal(code, msgspec.json.encode({"error": fields}), self.asked.path)
+            if isinstance(refused, EngineRefused):
+                return refused
+        return EngineBroken(f"vLLM failed in mid-stream: {said}")
+
+    def _choice(self, chunk: Json, choice: Json) -> list[EngineEvent]:
+        if not isinstance(choice, dict) or choice.get("index", 0) != 0:
+            raise EngineBroken("vLLM answered with more than the one choice that was asked for")
+        events: list[EngineEvent] = []
+        if self._started is None:
+            self._started = self._start(_prompt_ids(chunk, choice))
+            events.append(self._started)
+        delta = self._delta(choice)
+        if delta != Delta():
+            events.append(delta)
+        reason = choice.get("finish_reason")
+        if reason is not None:
+            self._reason = _finish_reason(reason)
+        return events
+
+    def _start(self, prompt: IntArray | None) -> Started:
+        """`max_tokens` as vLLM applies it: at most what the prompt leaves of the context."""
+        applied = dict(self.asked.applied)
+        if prompt is not None and self.context is not None:
+            room = self.context - len(prompt)
+            if room < 1:
+                raise EngineRefused.context_overflow(len(prompt), self.context)
+            if isinstance(applied.get("max_tokens"), int):
+                applied["max_tokens"] = min(applied["max_tokens"], room)
+        return Started(prompt, applied, self.asked.log_prob_kind)
+
+    def _delta(self, choice: Json) -> Delta:
+        shown = choice.get("delta") or choice.get("message") or {}
+        ids, (log_probs, texts) = _ids(choice, shown), _log_probs(choice.get("logprobs"))
+        calls = tuple(_call(i, call) for i, call in enumerate(shown.get("tool_calls") or ()))
+        self._ids += len(ids)
+        self._log_probs += len(log_probs)
+        self._shifted |= len(ids) != len(log_probs)
+        self._calls |= bool(calls)
+        return Delta(
+            ids,
+            log_probs,
+            text=shown.get("content") or choice.get("text") or "",
+            reasoning=shown.get("reasoning") or shown.get("reasoning_content") or "",
+            tool_calls=calls,
+            token_texts=texts if len(texts) == len(ids) else (),
+        )
+
+    def _finish(self, usage: Json | None) -> list[EngineEvent]:
+        if self.done:
+            return []
+        if self._reason is None or self._started is None:
+            raise EngineBroken("vLLM's stream ended without saying why the generation did")
+        self.done = True
+        reason = "tool_calls" if self._calls and self._reason == "stop" else self._reason
+        counts = usage or {}
+        details = counts.get("prompt_tokens_details") or {}
+        completion, cached = _count(counts.get("completion_tokens")), _count(details.get("cached_tokens"))
+        return [Finished(reason, completion, cached, faults=self._faults(_count(counts.get("prompt_tokens"))))]
+
+    def _faults(self, prompt_tokens: int | None) -> tuple[str, ...]:
+        faults = []
+        prompt = self._started.prompt_token_ids if self._started else None
+        if prompt is not None and prompt_tokens is not None and prompt_tokens != len(prompt):
+            faults.append(f"{Fault.TOKEN_COUNT_MISMATCH}: prompt of {len(prompt)}, the engine counts {prompt_tokens}")
+        if self._shifted and self._ids == self._log_probs:
+            faults.append(f"{Fault.LOG_PROBS_LENGTH}: they came apart from their ids")
+        return tuple(faults)
+
+
+def _object(data: bytes) -> Json:
+    try:
+        value = lenient_json(data)
+    except ValueError as error:
+        raise EngineBroken(f"vLLM sent a chunk that is no JSON: {data[:80]!r}") from error
+    if not isinstance(value, dict):
+        raise EngineBroken(f"vLLM sent a chunk that is no object: {data[:80]!r}")
+    return value
+
+
+def _prompt_ids(chunk: Json, choice: Json) -> IntArray | None:
+    """Top-level in chat, in the choice of a completion; None where they are no ids."""
+    told = chunk.get("prompt_token_ids") or choice.get("prompt_token_ids")
+    try:
+        return token_ids(told) if isinstance(told, list) else None
+    except EntryError:
+        return None
+
+
+def _ids(choice: Json, shown: Json) -> tuple[int, ...]:
+    """Also from where a proxy that knows OpenAI's fields only puts the others."""
+    for place in (choice, choice.get("provider_specific_fields"), shown.get("provider_specific_fields")):
+        if isinstance(place, dict) and isinstance(place.get("token_ids"), list):
+            return tuple(place["token_ids"])
+    return ()
+
+
+def _log_probs(told: Any) -> tuple[tuple[float | None, ...], tuple[str, ...]]:
+    """Log-probs and the tokens' own texts: of chat (`content`) or of completions (`token_logprobs`)."""
+    if not isinstance(told, dict):
+        return (), ()
+    if isinstance(told.get("content"), list):
+        entries = [entry if isinstance(entry, dict) else {} for entry in told["content"]]
+        return tuple(_log_prob(e.get("logprob")) for e in entries), tuple(str(e.get("token", "")) for e in entries)
+    return tuple(map(_log_prob, told.get("token_logprobs") or ())), tuple(map(str, told.get("tokens") or ()))
+
+
+def _log_prob(value: Any) -> float | None:
+    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return None if number == NO_LOG_PROB else number
+
+
+def _call(position: int, call: Json) -> ToolCallDelta:
+    function = call.get("function") or {}
+    return ToolCallDelta(
+        call.get("index", position), call.get("id"), function.get("name"), function.get("arguments") or ""
+    )
+
+
+def _finish_reason(reason: Any) -> FinishReason:
+    known = FINISH_REASONS.get(reason) if isinstance(reason, str) else None
+    if known is None:
+        raise EngineBroken(f"vLLM ended the generation by itself: {reason}")
+    return known
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int else None
