@@ -205,9 +205,11 @@ async def test_a_frozen_rollout_stops_claude_code_at_once(gateway):
 async def test_silence_is_filled_with_what_claude_code_counts_as_life(gateway):
     limits = {"keep_alive_seconds": 0.05, "first_byte_seconds": 0.05}
     step = Step(text="late", delay=0.2)
-    async with gateway(engine=ScriptedEngine(script=[step], chunk=2), limits=limits) as lab:
-        async with lab.http.post(url(lab), json=ASK | {"stream": True}) as response:
-            seen = await response.text()
+    async with (
+        gateway(engine=ScriptedEngine(script=[step], chunk=2), limits=limits) as lab,
+        lab.http.post(url(lab), json=ASK | {"stream": True}) as response,
+    ):
+        seen = await response.text()
     assert "event: ping\n" in seen
     assert seen.index("event: message_start") < seen.index("event: ping")
 
