@@ -71,11 +71,13 @@ class VllmEngine:
         self._server = EngineServer("vLLM", self._url, self._api_key, refusal=refusal, silence=self._silence)
         try:
             self._models, self._asked_at = await self._list(), time.monotonic()
+        except ConfigError:
+            await self.close()
+            raise
         except RequestError as error:
             await self.close()
-            raise ConfigError(
-                f"{self._url} does not answer like vLLM: {error.message}", hint="start vLLM first, and see --engine-url"
-            ) from error
+            hint = "start vLLM first, and see --engine-url"
+            raise ConfigError(f"{self._url} does not answer like vLLM: {error.message}", hint=hint) from error
 
     async def close(self) -> None:
         """The server itself is left alone."""

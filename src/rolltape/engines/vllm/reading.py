@@ -5,6 +5,7 @@ with an empty delta that carry the ids all the same. What is missing or of unequ
 marks the entry. A stream that ends without a finish reason is broken, never finished by us.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,29 +54,35 @@ class AnswerReader:
     _shifted: bool = False
     """Ids and log-probs came in unequal numbers somewhere."""
 
-    def feed(self, read: bytes) -> list[EngineEvent]:
-        """The events that `read` completes."""
+    def feed(self, read: bytes) -> Iterator[EngineEvent]:
+        """The events that `read` completes, each before anything behind it is looked at."""
         if not self.streamed:
             self._whole += read
-            return []
-        return [event for message in self._sse.feed(read) for event in self._message(message.data)]
+            return
+        for message in self._sse.feed(read):
+            yield from self._message(message.data)
 
     def close(self) -> list[EngineEvent]:
         """The answer has ended cleanly, as far as the connection can tell."""
         if not self.streamed:
-            return [*self.chunk(_object(bytes(self._whole))), *self._finish(None)]
+            return [*self._message(bytes(self._whole)), *self._finish(None)]
         if self._sse.finish() is not None and not self.done:
             raise EngineBroken("vLLM's stream was cut off inside a chunk")
         return self._finish(None)
 
     def _message(self, data: bytes) -> list[EngineEvent]:
-        return self._finish(None) if data.strip() == b"[DONE]" else self.chunk(_object(data))
+        if data.strip() == b"[DONE]":
+            return self._finish(None)
+        try:
+            return self.chunk(_object(data))
+        except (TypeError, AttributeError, ValueError) as error:
+            raise EngineBroken(f"vLLM sent a chunk of another shape ({error}): {data[:80]!r}") from error
 
     def chunk(self, chunk: Json) -> list[EngineEvent]:
         """The events of one chunk."""
         if chunk.get("error") or chunk.get("object") == "error":
             raise self._failure(chunk)
-        events = []
+        events: list[EngineEvent] = []
         for choice in chunk.get("choices") or ():
             events += self._choice(chunk, choice)
         usage = chunk.get("usage")
