@@ -191,6 +191,9 @@ def test_assistant_content_is_text_or_nothing_beside_calls(content: Any, read: s
         ({"__unparsedToolInput": {"raw": "echo 😀", "len": 7}}, "echo 😀"),
         ({"__unparsedToolInput": {"raw": "cut", "len": 99}}, '{"__unparsedToolInput": {"raw": "cut", "len": 99}}'),
         ({"__unparsedToolInput": "x"}, '{"__unparsedToolInput": "x"}'),
+        ([1, 2], "[1, 2]"),
+        ("x", '"x"'),
+        (None, "null"),
     ],
 )
 def test_arguments_have_one_spelling_in_the_order_received(value: Any, arguments: str) -> None:
@@ -303,7 +306,7 @@ def test_user_content_that_cannot_be_read_or_shown_is_refused_by_its_path(conten
 @pytest.mark.parametrize(
     ("block", "param"),
     [
-        (use("x"), "input"), (use(None), "input"), ({"type": "tool_use", "name": "f", "input": {}}, "id"),
+        ({"type": "tool_use", "id": "t", "name": "f"}, "input"), ({"type": "tool_use", "name": "f", "input": {}}, "id"),
         ({"type": "tool_use", "id": "t", "input": {}}, "name"), ({"type": "thinking"}, "thinking"),
         ({"type": "server_tool_use"}, "type"), (result("x"), "type"), ({"type": "image"}, "type"),
     ],

@@ -23,10 +23,10 @@ from rolltape.chat import (
     Usage,
 )
 from rolltape.errors import EngineBroken, EngineRefused, RequestError
+from rolltape.sse import SseParser
 from rolltape.tokens import token_ids
 from rolltape.wire import Frame
 from rolltape.wire.openai_chat import OpenAIChat
-from rolltape.sse import SseParser
 
 PROTOCOL = OpenAIChat()
 REQUEST = ChatRequest(model="my-model", stream=True, stream_usage=True)
