@@ -192,20 +192,22 @@ def _marks(thoughts: list[Json], order: list[str]) -> Json:
 
 
 def _tool_use(block: Json, at: str) -> ToolCall:
-    value = block.get("input")
-    if not isinstance(value, dict):
-        raise invalid(f"{at}.input", f"'{at}.input' must be an object.")
+    if "input" not in block:
+        raise invalid(f"{at}.input", f"'{at}.input' is missing.")
     return ToolCall(
         id=_string(block, "id", at),
         name=_string(block, "name", at),
-        arguments=_arguments(value),
+        arguments=_arguments(block["input"]),
         extra=_rest(block, "type", "id", "name", "input"),
     )
 
 
-def _arguments(value: Json) -> str:
-    """The arguments' text. Input that the harness could not parse comes back as the text that was sampled."""
-    wrapped = value.get(UNPARSED)
+def _arguments(value: Any) -> str:
+    """The arguments' text. Input that the harness could not parse comes back as the text that was sampled.
+
+    Not only objects: Claude Code echoes whatever JSON was sampled, an array for one.
+    """
+    wrapped = value.get(UNPARSED) if isinstance(value, dict) else None
     raw = wrapped.get("raw") if isinstance(wrapped, dict) else None
     return raw if isinstance(raw, str) and unparsed(raw) == value else spelled(value)
 
