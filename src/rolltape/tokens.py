@@ -120,13 +120,12 @@ class _Node(Generic[Key]):
 class PrefixTree(Generic[Key]):
     """A radix tree of token sequences: exact prefixes in one walk, memory linear in the *distinct* ids.
 
-    Nodes keep views of the arrays given to `add`; with `copy=True` they keep copies of just the new part, for callers
-    whose arrays are short-lived and whole.
+    Nodes keep views of the arrays given to `add`. The plain form: a walk takes a step a turn, so what must stay fast on
+    long chains has a form of its own, and is tested against this one.
     """
 
-    def __init__(self, *, copy: bool = False) -> None:
+    def __init__(self) -> None:
         self._root: _Node[Any] = _Node(0, np.empty(0, np.int32), None)
-        self._copy = copy
         self.distinct_ids = 0
 
     def add(self, sequence: IntArray, key: Key) -> None:
@@ -135,7 +134,7 @@ class PrefixTree(Generic[Key]):
         while at < len(sequence):
             child = node.children.get(int(sequence[at]))
             if child is None:
-                ids = sequence[at:].copy() if self._copy else sequence[at:]
+                ids = sequence[at:]
                 self.distinct_ids += len(ids)
                 node.children[int(sequence[at])] = _Node(at, ids, key, ends=[key])
                 return
