@@ -20,6 +20,8 @@ from rolltape.wire.anthropic_messages.errors import invalid, shown, unsupported
 UNPARSED = "__unparsedToolInput"
 """Under this name Claude Code echoes tool input that is no JSON object: `{"raw": TEXT, "len": UTF-16 units}`."""
 
+_JSON = json.JSONEncoder(ensure_ascii=False)
+
 ORDER = ("thinking", "text", "tool_use")
 """Blocks of an assistant turn, as chat templates lay them out."""
 
@@ -41,7 +43,7 @@ def spelled(value: Any) -> str:
 
     It is what chat templates use, and so what models sample most often.
     """
-    return json.dumps(value, ensure_ascii=False)
+    return _JSON.encode(value)
 
 
 def unparsed(text: str) -> Json:
