@@ -23,6 +23,8 @@ from rolltape.store import CaptureStore
 from rolltape.wire import WireProtocol
 
 _JSON = {"content-type": "application/json"}
+_COMMON_DIALECT = "openai_chat"
+"""Words errors on paths that belong to no protocol."""
 _OPERATOR_PATHS = ("/control/", "/healthz", "/readyz", "/metrics")
 
 
@@ -44,7 +46,7 @@ class Gateway:
         self.calls = CallServer(config, engine, store, self.metrics, classify)
         self._protocols = {path: protocol for protocol in protocols for path in protocol.paths}
         self._counters = {path: protocol for protocol in protocols for path in protocol.counting_paths}
-        self._default = protocols[0]
+        self._default = next((p for p in protocols if p.name == _COMMON_DIALECT), protocols[0])
         self._control: Router = Control(self).router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
