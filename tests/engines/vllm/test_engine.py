@@ -71,8 +71,8 @@ async def engine(*replies: bytes, hold: bool = False, **options: Any) -> AsyncIt
     fake = FakeVllm(list(replies), hold=hold)
     fake.listener = listener = await asyncio.start_server(fake.serve, "127.0.0.1", 0)
     made = VllmEngine(url=f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1", **options)
-    await made.start()
     try:
+        await made.start()
         yield made, fake
     finally:
         await made.close()
