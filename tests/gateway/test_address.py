@@ -114,3 +114,34 @@ def test_any_path_segment_is_a_valid_id_or_a_refusal(segment):
     else:
         with pytest.raises(RequestError):
             address(f"/rollout/{segment}{CHAT}")
+
+
+def test_a_dummy_key_in_one_header_does_not_hide_the_real_one_in_another():
+    headers = {"authorization": "Bearer sk-dummy", "x-api-key": KEYS.key("R1")}
+    for auth in ("open", "keys"):
+        assert address(CHAT, headers, auth=auth) == Address(CHAT, "R1", captured=True)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": f"Bearer {KEYS.key('R1')}", "x-api-key": KEYS.key("R2")},
+        {"x-api-key": KEYS.key("R1"), "x-goog-api-key": KEYS.key("R2")},
+        {"authorization": f"Bearer {KEYS.key('R1')}, Bearer {KEYS.key('R2')}"},
+        {"x-rolltape-rollout": "R1, R2"},
+    ],
+)
+def test_two_rollouts_in_any_headers_of_one_request_are_refused(headers):
+    with pytest.raises(RequestError) as refused:
+        address(CHAT, headers)
+    assert (refused.value.status, refused.value.code) == (400, "contradictory_rollout_id")
+
+
+def test_a_forged_key_beside_a_true_one_is_refused():
+    with pytest.raises(RequestError) as refused:
+        address(CHAT, {"authorization": f"Bearer {KEYS.key('R1')}", "x-api-key": "rt-R1.0000"}, auth="keys")
+    assert refused.value.status == 401
+
+
+def test_a_header_that_is_repeated_with_the_same_rollout_names_it():
+    assert address(CHAT, {"x-rolltape-rollout": "R1, R1"}) == Address(CHAT, "R1", captured=True)

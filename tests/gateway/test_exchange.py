@@ -7,7 +7,7 @@ import pytest
 import zstandard
 
 from rolltape.errors import RequestError
-from rolltape.gateway.exchange import decompress
+from rolltape.gateway.exchange import decompress, joined_headers
 
 BODY = b'{"model": "m", "messages": []}' * 50
 LIMIT = 2**20
@@ -58,3 +58,14 @@ def test_a_bomb_is_stopped_at_the_limit(encoding):
     with pytest.raises(RequestError) as refused:
         decompress(bomb, encoding, LIMIT)
     assert refused.value.status == 413
+
+
+def test_a_header_that_is_sent_twice_keeps_both_values():
+    raw = [(b"X-Rolltape-Rollout", b"R1"), (b"accept", b"a/b"), (b"x-rolltape-rollout", b"R2")]
+    assert joined_headers(raw) == {"x-rolltape-rollout": "R1, R2", "accept": "a/b"}
+
+
+def test_a_body_wrapped_in_many_encodings_is_refused_before_any_is_undone():
+    with pytest.raises(RequestError) as refused:
+        decompress(b"never looked at", ", ".join(["gzip"] * 300), LIMIT)
+    assert refused.value.status == 415

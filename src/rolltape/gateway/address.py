@@ -85,12 +85,16 @@ class KeyRing:
         return hmac.compare_digest(token.encode(), self._control_token)
 
 
-def presented_key(headers: Mapping[str, str]) -> str:
-    """The API key of a request, wherever its protocol puts it; "" if there is none."""
-    bearer = headers.get("authorization", "")
-    if bearer[:7].lower() == "bearer ":
-        return bearer[7:].strip()
-    return headers.get("x-api-key") or headers.get("x-goog-api-key") or ""
+def presented_keys(headers: Mapping[str, str]) -> list[str]:
+    """All API keys of a request, wherever their protocols put them. A harness may send a dummy beside the real one."""
+    credentials = (text.partition(" ") for text in _values(headers, "authorization"))
+    keys = [key.strip() for scheme, _, key in credentials if scheme.lower() == "bearer"]
+    return [*keys, *_values(headers, "x-api-key"), *_values(headers, "x-goog-api-key")]
+
+
+def _values(headers: Mapping[str, str], name: str) -> list[str]:
+    """The values of a header that may be there more than once: neither ids nor keys hold a comma."""
+    return [value.strip() for value in headers[name].split(",")] if name in headers else []
 
 
 def resolve(
@@ -102,11 +106,10 @@ def resolve(
     untagged: Literal["serve", "refuse"],
 ) -> Address:
     """The address of a request. Raises `RequestError`: 400 for a bad or contradictory id, 401 for a missing key."""
-    key = presented_key(headers)
-    proven = keys.rollout_of(key)
-    header = headers.get(HEADER)
-    named = {name for name in (where.named, header, proven) if name is not None}
-    for name in named:
+    presented = presented_keys(headers)
+    proven = {name for key in presented if (name := keys.rollout_of(key)) is not None}
+    named = {*proven, *_values(headers, HEADER), *([] if where.named is None else [where.named])}
+    for name in sorted(named):
         if not is_rollout_id(name):
             raise RequestError(
                 400,
@@ -116,7 +119,7 @@ def resolve(
             )
     if len(named) > 1:
         raise RequestError(400, "contradictory_rollout_id", f"one request names several rollouts: {sorted(named)}")
-    if auth == "keys" and proven is None and not keys.is_control(key):
+    if auth == "keys" and not proven and not any(map(keys.is_control, presented)):
         raise RequestError(401, "invalid_api_key", "this gateway wants the API key of a rollout")
     rollout_id = named.pop() if named else None
     if rollout_id is None and untagged == "refuse":

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 
 from rolltape.errors import ConflictError, RequestError, RetiredError, StoreError
-from rolltape.gateway.address import presented_key
+from rolltape.gateway.address import presented_keys
 from rolltape.gateway.admission import Budget
 from rolltape.rebuild import DeliveryForm, rebuild
 from rolltape.record import is_rollout_id
@@ -102,7 +102,7 @@ class Control:
         return guarded
 
     def _demand_token(self, request: Request) -> None:
-        if not self._gateway.keys.is_control(presented_key(request.headers)):
+        if not any(map(self._gateway.keys.is_control, presented_keys(request.headers))):
             raise RequestError(401, "unauthorized", "this route wants the control token as a bearer")
 
     async def _not_found(self, scope: Any, receive: Any, send: Any) -> None:

@@ -7,7 +7,7 @@ down. After the body has been read one task waits for the disconnect, and ends t
 import asyncio
 import gzip
 import zlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
@@ -29,7 +29,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
         self.raw_path: str = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1").partition("?")[0]
-        self.headers: Headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
+        self.headers: Headers = joined_headers(scope["headers"])
         self.opened = False
         """True once the status line has been sent: from then on errors must go into the body."""
         self.gone = False
@@ -108,13 +108,28 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": content, "more_body": False})
 
 
+def joined_headers(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Headers by lower-case name. One that is there several times is joined with commas: none of it is dropped."""
+    headers: dict[str, str] = {}
+    for key, value in raw:
+        name, text = key.decode("latin-1").lower(), value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {text}" if name in headers else text
+    return headers
+
+
 def too_large(limit: int) -> RequestError:
     return RequestError(413, "request_too_large", f"the request body is larger than {limit} bytes")
 
 
+_MOST_ENCODINGS = 3  # each one may expand to the limit again, and nothing else is served meanwhile
+
+
 def decompress(body: bytes, encoding: str, limit: int) -> bytes:
     """`body` without its content encodings (outermost last, as HTTP lists them), at most `limit` bytes."""
-    for name in reversed([part.strip().lower() for part in encoding.split(",") if part.strip()]):
+    names = [part.strip().lower() for part in encoding.split(",") if part.strip()]
+    if len(names) > _MOST_ENCODINGS:
+        raise RequestError(415, "unsupported_encoding", f"{len(names)} content encodings on one body")
+    for name in reversed(names):
         if name == "identity":
             continue
         expand = _DECODERS.get(name)
