@@ -315,3 +315,14 @@ async def test_a_file_that_is_no_model_and_a_missing_package_are_config_errors(
 
 async def test_the_default_model_is_found() -> None:
     assert ensure_model().name.endswith(".gguf")
+
+
+async def test_a_raw_prompt_is_continued_as_it_is(engine: LlamaCppEngine, server: LlamaServer) -> None:
+    said = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    spelled = (await server.post("/tokenize", {"content": said, "add_special": True, "parse_special": True}))["tokens"]
+
+    by_text = await collect(engine, ChatRequest("smollm2", prompt=said), {"max_tokens": 5, "seed": 3})
+    by_ids = await collect(engine, ChatRequest("smollm2", prompt=tuple(spelled)), {"max_tokens": 5, "seed": 3})
+
+    assert prompt_ids(by_text) == prompt_ids(by_ids) == spelled
+    assert ids(by_text) == ids(by_ids)
