@@ -4,6 +4,7 @@
 # starts at once; removing .venv forgets everything. Installing uses uv where it can be had, else pip.
 
 VENV := .venv
+VLLM := .venv-vllm
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
@@ -26,7 +27,7 @@ demo: $(STAMPS)/demo ## a real harness on a real small model: 24 rollouts, captu
 test: $(STAMPS)/test ## the tests, except those that drive third-party programs
 	$(BIN)/python -m pytest -m "not real"
 
-test-real: $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/strace $(STAMPS)/npm ## the tests that drive real harnesses and models; skips are failures
+test-real: $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/strace $(STAMPS)/npm $(VLLM)/.stamp ## the tests that drive real harnesses and models; skips are failures
 	$(BIN)/python -m pytest -m real --no-skips
 
 lint: $(STAMPS)/lint ## style, types, the floors, and the rules of the house
@@ -50,7 +51,7 @@ constraints: $(BIN)/python ## resolve every pin of constraints.txt anew
 	.ci/install --resolve $(VENV) constraints.txt
 
 clean: ## remove everything that the targets made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "error: no Python of 3.11 or newer found"; echo; echo "hint: make PYTHON=/path/to/python"; exit 1; }
@@ -76,3 +77,7 @@ $(STAMPS)/npm: .ci/npm Makefile $(BIN)/python
 $(STAMPS)/strace: $(BIN)/python
 	.ci/need strace
 	@mkdir -p $(STAMPS) && touch $@
+
+$(VLLM)/.stamp: .ci/vllm tests/real/tiny_qwen3.py
+	PYTHON=$(PYTHON) .ci/vllm $(VLLM)
+	@touch $@

@@ -1,7 +1,7 @@
 """Recompute log-probs with plain transformers in fp32: `recompute.py MODEL < calls.json`.
 
-Runs in vLLM's environment. Reads `[{"prompt": [ids], "generated": [ids]}...]`, writes the raw log-prob of each generated
-id, a list a call. A forward pass over the whole sequence shares no code with the server's sampler.
+Runs in vLLM's environment. Reads `[{"prompt": [ids], "generated": [ids]}...]`, writes the raw log-prob of each
+generated id, a list a call. A forward pass over the whole sequence shares no code with the server's sampler.
 """
 
 import json

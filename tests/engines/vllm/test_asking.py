@@ -27,7 +27,7 @@ def test_a_request_is_forwarded_as_it_is_but_for_capture_fields() -> None:
 
     assert body == {
         "model": "policy",
-        "messages": [message.to_openai() for message in messages],
+        "messages": [messages[0].to_openai(), {**messages[1].to_openai(), "reasoning": "hm"}],
         "tools": [TOOL],
         "tool_choice": "auto",
         "metadata": {"a": 1},

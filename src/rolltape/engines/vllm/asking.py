@@ -91,7 +91,7 @@ def _prompt(request: ChatRequest) -> Json:
 
 
 def _chat(request: ChatRequest, tool_grammar: ToolGrammar) -> Json:
-    body = {**_extra(request), "messages": [message.to_openai() for message in request.messages]}
+    body = {**_extra(request), "messages": _messages(request)}
     if request.tools:
         loose = tool_grammar == "drop"
         body["tools"] = [_loosened(tool) if loose else tool for tool in request.tools]
@@ -100,6 +100,15 @@ def _chat(request: ChatRequest, tool_grammar: ToolGrammar) -> Json:
         if loose:
             body.pop("parallel_tool_calls", None)
     return {**body, "logprobs": True, "top_logprobs": 0}
+
+
+def _messages(request: ChatRequest) -> list[Json]:
+    """Reasoning under both of its names: `/tokenize` knows only the new one, older servers only the old one."""
+    messages = [message.to_openai() for message in request.messages]
+    for body in messages:
+        if body.get("reasoning_content") is not None:
+            body.setdefault("reasoning", body["reasoning_content"])
+    return messages
 
 
 def _extra(request: ChatRequest) -> Json:
@@ -158,7 +167,7 @@ def tokenize_body(request: ChatRequest, model: str) -> Json:
     """The `/tokenize` request that renders what `ask` would have rendered. Not for prompts that are ids already."""
     if request.prompt is not None:
         return {"model": model, "prompt": request.prompt}
-    body: Json = {"model": model, "messages": [message.to_openai() for message in request.messages]}
+    body: Json = {"model": model, "messages": _messages(request)}
     body |= {name: request.extra[name] for name in TOKENIZED if request.extra.get(name) is not None}
     effort = request.extra.get("reasoning_effort")
     if effort is not None:
