@@ -52,7 +52,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """One message. `content` keeps the form it came in: a string, a list of parts, or None.
 
     A part is a dict in OpenAI's form (`{"type": "text", "text": ...}`, `{"type": "image_url", ...}`).
-    `reasoning` is the thinking that came before the content, None when the message has no such field.
+    `reasoning` is the thinking that came before the content, None when the message has no such field. `extra` are
+    fields that an engine may know; `aside` is what only the dialect knows: kept with the request, told to no engine.
     """
 
     role: Role
@@ -61,6 +62,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     extra: Json = {}
+    aside: Json = {}
 
     def text(self) -> str:
         """The text of the content, parts joined; other parts contribute nothing."""
@@ -93,7 +95,8 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a harness asked for.
 
     `sampling` holds the fields of `SAMPLING_FIELDS` that it sent (absent = not sent); `tools` are OpenAI tool objects
-    as sent; `extra` is every other field, forwarded to engines that may know it and kept in the record.
+    as sent; `extra` is every other field, forwarded to engines that may know it; `aside` is what only the dialect
+    knows, kept in the record and told to no engine.
     `prompt` is a raw prompt in place of messages, as text or as token ids: the legacy completions protocol.
     `messages` comes last, so that two successive requests of a chain, written as JSON, share the longest prefix.
     """
@@ -108,6 +111,7 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     want_log_probs: bool = False
     top_log_probs: int | None = None
     extra: Json = {}
+    aside: Json = {}
     prompt: str | tuple[int, ...] | None = None
     messages: tuple[Message, ...] = ()
 

@@ -47,7 +47,7 @@ def assistant(*blocks: dict[str, Any]) -> dict[str, Any]:
 
 
 def decode_messages(*messages: dict[str, Any]) -> list[dict[str, Any]]:
-    return [message.to_openai() for message in decode(messages=list(messages)).messages]
+    return [{**message.to_openai(), **message.aside} for message in decode(messages=list(messages)).messages]
 
 
 def text(value: str, **more: Any) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def test_tools_become_functions_and_what_no_prompt_shows_is_kept() -> None:
     function = {"name": "Bash", "description": "Run it.", "parameters": SCHEMA, "strict": True}
     assert request.tools == ({"type": "function", "function": function},)
     deferred = {"type": "function", "function": {"name": "Fetch", "parameters": {"type": "object"}}}
-    assert request.extra == {
+    assert request.aside == {
         "deferred_tools": [deferred],
         "server_tools": [SEARCH],
         "tool_details": {"Bash": {"input_examples": [{}]}},
@@ -255,7 +255,7 @@ def test_fields_that_only_the_cloud_knows_are_tolerated_and_kept() -> None:
         "metadata": {"user_id": "{}"}, "thinking": {"type": "adaptive", "display": "updates"}, "container": "c",
         "context_management": {"edits": []}, "service_tier": "auto", "mcp_servers": [], "betas": ["x"], "zz": None,
     }  # fmt: skip
-    assert decode(**cloud, **MARK, n=1, stream_options={}).extra == cloud
+    assert decode(**cloud, **MARK, n=1, stream_options={}).aside == cloud
 
 
 def test_a_schema_for_the_output_takes_openais_form() -> None:
@@ -265,7 +265,7 @@ def test_a_schema_for_the_output_takes_openais_form() -> None:
         "json_schema": {"name": "output", "schema": {"type": "object"}, "strict": True},
     }
     request = decode(output_config={"effort": "high", "format": form})
-    assert (request.response_format, request.extra) == (expected, {"output_config": {"effort": "high"}})
+    assert (request.response_format, request.aside) == (expected, {"output_config": {"effort": "high"}})
     assert decode(output_format=form).response_format == expected
 
 
@@ -390,7 +390,7 @@ def decodes_or_refuses(body: bytes) -> None:
         error = refusal
     else:
         assert msgspec.json.encode(request)
-        assert all(message.to_openai() for message in request.messages)
+        assert all({**message.to_openai(), **message.aside} for message in request.messages)
         return
     assert error.status in (400, 403)
     assert PROTOCOL.encode_error(error).body

@@ -73,11 +73,11 @@ def test_every_recorded_request_decodes_without_loss(harness: str) -> None:
             continue
         decoded += 1
         got = decode(body)
-        held = msgspec.json.encode((got.messages, got.extra)).decode()
+        held = msgspec.json.encode((got.messages, got.extra, got.aside)).decode()
         for text in [*texts(body.get("system", [])), *texts([m["content"] for m in body["messages"]])]:
             assert msgspec.json.encode(text).decode()[1:-1] in held
         names = {tool["name"] for tool in body.get("tools", [])}
-        shown = [tool["function"]["name"] for tool in (*got.tools, *got.extra.get("deferred_tools", ()))]
+        shown = [tool["function"]["name"] for tool in (*got.tools, *got.aside.get("deferred_tools", ()))]
         assert set(shown) == names
         assert len(shown) == len(names)
         assert got.sampling == {"max_tokens": body["max_tokens"]}
@@ -122,7 +122,7 @@ def test_each_chain_of_claude_code_only_grows_and_its_tools_stay() -> None:
 
 def test_a_deferred_tool_comes_in_where_it_is_referenced_and_the_head_stays() -> None:
     first, second, *_ = next(chain for (run, _), chain in chains("claude-code").items() if run == "cn-tools")
-    assert len(second.extra["deferred_tools"]) == len(first.extra["deferred_tools"]) + 2
+    assert len(second.aside["deferred_tools"]) == len(first.aside["deferred_tools"]) + 2
     assert second.tools == first.tools
     assert "DeferredToolPlaceholder" not in str(second.tools)
     loaded = second.messages[-1]
@@ -130,7 +130,7 @@ def test_a_deferred_tool_comes_in_where_it_is_referenced_and_the_head_stays() ->
     assert isinstance(loaded.content, tuple)
     definitions = [msgspec.json.decode(part["text"]) for part in loaded.content]
     assert [definition["function"]["name"] for definition in definitions] == ["WebFetch", "WebSearch"]
-    assert all(definition in second.extra["deferred_tools"] for definition in definitions)
+    assert all(definition in second.aside["deferred_tools"] for definition in definitions)
 
 
 def test_input_that_claude_code_could_not_parse_comes_back_as_it_was_sampled() -> None:

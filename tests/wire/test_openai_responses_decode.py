@@ -93,7 +93,7 @@ def test_an_echoed_turn_is_one_message() -> None:
     _, message, first, second = got.messages
     assert (message.reasoning, message.content) == ("hm", "ok")
     assert message.tool_calls == (ToolCall("c1", "shell", "{ }"), ToolCall("c2", "shell", "{ }"))
-    assert [rest["id"] for rest in message.extra["responses"]] == [f"rs_{A}", f"msg_{A}", f"fc_{A}", f"fc_{A}_1"]
+    assert [rest["id"] for rest in message.aside["items"]] == [f"rs_{A}", f"msg_{A}", f"fc_{A}", f"fc_{A}_1"]
     assert (first.role, first.tool_call_id, second.tool_call_id) == ("tool", "c1", "c2")
 
 
@@ -123,7 +123,7 @@ def test_reasoning_in_full_is_preferred_to_its_summary_and_sealed_reasoning_is_k
     item = thought("short") | {"content": [{"type": "reasoning_text", "text": "long"}], "encrypted_content": "xyz"}
     (turn,) = decode(item).messages
     assert turn.reasoning == "long"
-    (rest,) = turn.extra["responses"]
+    (rest,) = turn.aside["items"]
     assert rest == {"type": "reasoning", "summary": item["summary"], "encrypted_content": "xyz"}
 
 
@@ -131,9 +131,7 @@ def test_reasoning_without_a_text_says_nothing_and_is_kept_for_the_record() -> N
     sealed = {"type": "reasoning", "summary": [], "encrypted_content": "xyz"}
     got = decode(USER, sealed, USER)
     assert [message.role for message in got.messages] == ["user", "user"]
-    assert got.extra["responses"]["unseen_items"] == [
-        {"before_message": 1, "type": "reasoning", "encrypted_content": "xyz"}
-    ]
+    assert got.aside["unseen_items"] == [{"before_message": 1, "type": "reasoning", "encrypted_content": "xyz"}]
     (turn,) = decode(sealed, said("a")).messages
     assert (turn.reasoning, turn.content) == (None, "a")
 
@@ -173,7 +171,7 @@ def test_items_that_chat_has_no_form_for_are_kept_with_their_place() -> None:
     compaction = {"type": "compaction", "encrypted_content": "xyz"}
     got = decode(compaction, USER, search, said("a"))
     assert [message.role for message in got.messages] == ["user", "assistant"]
-    assert got.extra["responses"]["unseen_items"] == [
+    assert got.aside["unseen_items"] == [
         {"before_message": 0, **compaction},
         {"before_message": 1, **search},
     ]
@@ -208,7 +206,7 @@ def test_functions_are_told_to_engines_as_chat_tells_them() -> None:
     assert got.tools == (
         {"type": "function", "function": {"name": "shell", "parameters": {"type": "object"}, "strict": False}},
     )
-    assert got.extra["responses"]["tool_notes"] == {"shell": {"defer_loading": True}}
+    assert got.aside["tool_notes"] == {"shell": {"defer_loading": True}}
 
 
 def test_a_custom_tool_is_a_function_with_one_text_and_its_grammar_in_words() -> None:
@@ -232,7 +230,7 @@ def test_tools_of_the_vendors_servers_are_not_shown_but_kept() -> None:
     hosted = [{"type": "web_search_2025_08_26"}, {"type": "mcp", "server_label": "x"}, {"type": "tool_search"}]
     got = decode(tools=[SHELL, *hosted], tool_choice="required")
     assert len(got.tools) == 1
-    assert got.extra["responses"]["hosted_tools"] == hosted
+    assert got.aside["hosted_tools"] == hosted
 
 
 def test_two_tools_that_would_share_a_flat_name_are_refused() -> None:
@@ -309,7 +307,8 @@ def test_what_only_this_dialect_knows_is_kept_apart_from_what_an_engine_may_be_s
         "user": "u",
         "brand_new": 1,
     }
-    assert decode(**own, **shared).extra == {**shared, "reasoning_effort": "low", "responses": own}
+    got = decode(**own, **shared)
+    assert (got.extra, got.aside) == ({**shared, "reasoning_effort": "low"}, own)
 
 
 @pytest.mark.parametrize(

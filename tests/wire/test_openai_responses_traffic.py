@@ -87,7 +87,7 @@ def test_the_tools_of_a_namespace_are_flat_and_their_calls_echo_under_the_flat_n
     called = {call.name for message in requests[-1].messages for call in message.tool_calls}
     assert called <= set(names)
     assert "multi_agent_v1__spawn_agent" in called
-    assert requests[0].extra["responses"]["hosted_tools"] == [{"type": "web_search", "external_web_access": True}]
+    assert requests[0].aside["hosted_tools"] == [{"type": "web_search", "external_web_access": True}]
 
 
 def test_thread_window_sub_agent_and_turn_marks_are_kept_and_credentials_are_not() -> None:

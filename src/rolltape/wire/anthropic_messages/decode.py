@@ -1,7 +1,7 @@
 """A Messages request's bytes to a `ChatRequest`. Any bytes either decode or raise `RequestError`.
 
 Strategy: the body becomes a dict, each known field is taken out of it, checked and put into its OpenAI form, and what
-is left (metadata, thinking, context_management, beta fields of any kind) is `extra`.
+is left (metadata, thinking, context_management, beta fields of any kind) is `aside`.
 """
 
 from rolltape.chat import ChatRequest, Json
@@ -46,7 +46,8 @@ def decode_request(body: bytes, *, counting: bool) -> ChatRequest:
         response_format=_response_format(fields),
         stream=fields_of.flag(fields, "stream"),
         messages=messages,
-        extra={**_kept(fields), **choice.extra, **tools.extra},
+        extra=choice.extra,
+        aside={**_kept(fields), **tools.aside},
     )
 
 

@@ -65,7 +65,7 @@ def _turn(value: Any, at: str, deferred: Deferred) -> list[Message]:
         case _:
             raise invalid(f"{at}.role", f"'{at}.role' must be user, assistant or system, not {shown(role)}.")
     rest = _rest(value, "role", "content")
-    return [msgspec.structs.replace(turn[0], extra=rest | turn[0].extra), *turn[1:]] if rest else turn
+    return [msgspec.structs.replace(turn[0], aside=rest | turn[0].aside), *turn[1:]] if rest else turn
 
 
 def _blocks(content: Any, at: str) -> Blocks:
@@ -118,7 +118,7 @@ def _tool_result(block: Json, at: str, deferred: Deferred) -> Message:
         "tool",
         _content([_result_part(part, where, deferred) for part, where in inner]),
         tool_call_id=_string(block, "tool_use_id", at),
-        extra=_rest(block, "type", "tool_use_id", "content"),
+        aside=_rest(block, "type", "tool_use_id", "content"),
     )
 
 
@@ -181,7 +181,7 @@ def _assistant(blocks: Blocks) -> Message:
         _content(texts) if texts or not calls else None,
         reasoning="".join(reasoning) if reasoning else None,
         tool_calls=tuple(calls),
-        extra=_marks(thoughts, order),
+        aside=_marks(thoughts, order),
     )
 
 

@@ -14,7 +14,7 @@ from rolltape.errors import RequestError
 from rolltape.wire.anthropic_messages.errors import invalid, shown, unsupported
 
 SERVER_TOOLS = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset")
-"""Beginnings of the types of tools that the vendor's cloud runs itself. They are left out and kept in `extra`."""
+"""Beginnings of the types of tools that the vendor's cloud runs itself. They are left out and kept in `aside`."""
 SEARCH = "tool_search_tool_"
 
 FUNCTION_FIELDS = ("name", "description", "input_schema", "strict")
@@ -25,13 +25,13 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 class Tools:
     """`shown`: OpenAI tool objects for the prompt's list. `deferred`: those that references bring in, by name.
 
-    `extra`: what else was sent of them: `deferred_tools`, `server_tools`, and `tool_details` (fields of a tool that
+    `aside`: what else was sent of them: `deferred_tools`, `server_tools`, and `tool_details` (fields of a tool that
     no prompt shows, by its name).
     """
 
     shown: tuple[Json, ...] = ()
     deferred: Mapping[str, Json] = field(default_factory=dict)
-    extra: Json = field(default_factory=dict)
+    aside: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ def read(value: Any) -> Tools:
     deferred = {sent["name"]: tool for sent, tool in own if sent.get("defer_loading") is True and not loads_itself}
     shown_tools = tuple(tool for sent, tool in own if sent["name"] not in deferred)
     details = {sent["name"]: rest for sent, _ in own if (rest := _details(sent))}
-    extra = {"deferred_tools": list(deferred.values()), "server_tools": server, "tool_details": details}
-    return Tools(shown_tools, deferred, {name: kept for name, kept in extra.items() if kept})
+    aside = {"deferred_tools": list(deferred.values()), "server_tools": server, "tool_details": details}
+    return Tools(shown_tools, deferred, {name: kept for name, kept in aside.items() if kept})
 
 
 def choice(value: Any, tools: Tools) -> Choice:

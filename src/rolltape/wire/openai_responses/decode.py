@@ -1,7 +1,7 @@
 """A Responses request's bytes to a `ChatRequest`. Any bytes either decode or raise `RequestError` (400).
 
 Strategy: as for chat, each known field is taken out of the body and checked. What chat knows too gets chat's name and
-form (`text.format`, `reasoning.effort`...); what only this dialect knows is kept under one key of `extra`, so that an
+form (`text.format`, `reasoning.effort`...); what only this dialect knows is kept in `aside`, so that an
 engine can tell it from fields that it may be sent.
 """
 
@@ -12,7 +12,7 @@ from rolltape.wire import openai_fields as common
 from rolltape.wire.body import parse_object
 from rolltape.wire.openai_errors import invalid, unsupported
 from rolltape.wire.openai_responses.items import Transcript
-from rolltape.wire.openai_responses.tools import PRIVATE, Toolbox
+from rolltape.wire.openai_responses.tools import Toolbox
 
 NO_STORE = "replies are not kept for later requests: send the whole input"
 REFUSED: common.Refusals = {
@@ -50,13 +50,14 @@ def decode_request(body: bytes) -> ChatRequest:
         response_format=response_format,
         stream=common.flag(fields, "stream"),
         messages=messages,
-        extra=_extra(fields, toolbox, transcript),
+        aside=_aside(fields, toolbox, transcript),
+        extra=common.rest(fields),
     )
 
 
 def wants_sealed_reasoning(request: ChatRequest) -> bool:
     """Whether the caller asked for `encrypted_content`."""
-    return SEALED in (request.extra.get(PRIVATE, {}).get("include") or ())
+    return SEALED in (request.aside.get("include") or ())
 
 
 def _include(value: Any) -> None:
@@ -127,9 +128,9 @@ def _object(fields: Json, name: str) -> Json:
     return value or {}
 
 
-def _extra(fields: Json, toolbox: Toolbox, transcript: Transcript) -> Json:
+def _aside(fields: Json, toolbox: Toolbox, transcript: Transcript) -> Json:
+    """What only this dialect knows; taken out of `fields`."""
     own = {name: fields.pop(name) for name in OWN if name in fields} | toolbox.remembered()
     if transcript.unseen:
         own["unseen_items"] = transcript.unseen
-    fields.pop(PRIVATE, None)
-    return common.rest(fields) | ({PRIVATE: own} if own else {})
+    return own

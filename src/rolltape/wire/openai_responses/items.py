@@ -6,7 +6,7 @@ between: a client that lost its stream keeps what was finished and asks again. T
 of them was one in the prompt that came before. Our ids say which items belong together; without them a turn ends where
 reasoning or a second message begins.
 
-What has no place in a message (ids, states, sealed reasoning) goes to the message's `extra`, item by item.
+What has no place in a message (ids, states, sealed reasoning) goes to the message's `aside`, item by item.
 """
 
 import re
@@ -19,7 +19,7 @@ import msgspec
 from rolltape.chat import Json, Message, Role, ToolCall
 from rolltape.wire.openai_errors import invalid, unsupported
 from rolltape.wire.openai_responses.parts import content, joined, meaningful, text_of
-from rolltape.wire.openai_responses.tools import PRIVATE, Toolbox, called, custom_arguments
+from rolltape.wire.openai_responses.tools import Toolbox, called, custom_arguments
 
 ROLES = ("system", "developer", "user", "assistant")
 UNSEEN = ("web_search_call", "tool_search_call", "tool_search_output", "compaction", "context_compaction")
@@ -51,7 +51,7 @@ class _Turn:
             content=_together(self.texts),
             reasoning="".join(self.reasoning) if self.reasoning else None,
             tool_calls=tuple(self.calls),
-            extra={PRIVATE: self.rests} if self.rests else {},
+            aside={"items": self.rests} if self.rests else {},
         )
 
 
@@ -126,7 +126,7 @@ class Transcript:
         if role == "assistant":
             self._open(item, "message", known).texts.append(joined(said))
         else:
-            self._say(Message(role=cast("Role", role), content=said, extra=_extra(item, known)))
+            self._say(Message(role=cast("Role", role), content=said, aside=_aside(item, known)))
 
     def _reasoning(self, item: Json, at: str) -> None:
         text = text_of(item.get("content"), f"{at}.content")
@@ -158,8 +158,8 @@ class Transcript:
     def _output(self, item: Json, at: str) -> None:
         key = "call_id" if item.get("call_id") is not None else "id"
         said = content(item.get("output"), f"{at}.output")
-        extra = _extra(item, ("type", key, "output"))
-        self._say(Message(role="tool", content=said, tool_call_id=_string(item, key, at), extra=extra))
+        aside = _aside(item, ("type", key, "output"))
+        self._say(Message(role="tool", content=said, tool_call_id=_string(item, key, at), aside=aside))
 
     def _additional_tools(self, item: Json, at: str) -> None:
         self._toolbox.add(item.get("tools"), f"{at}.tools")
@@ -182,9 +182,9 @@ def _rest(item: Json, known: tuple[str, ...]) -> list[Json]:
     return [{"type": item.get("type", "message"), **left}] if left else []
 
 
-def _extra(item: Json, known: tuple[str, ...]) -> Json:
+def _aside(item: Json, known: tuple[str, ...]) -> Json:
     rest = _rest(item, known)
-    return {PRIVATE: rest} if rest else {}
+    return {"items": rest} if rest else {}
 
 
 def _string(item: Json, key: str, at: str) -> str:

@@ -6,7 +6,7 @@ calls. `tools` and `instructions` of a request are not sent back: an agent's too
 
 from rolltape.chat import ChatRequest, FinishReason, Json, Reply, ToolCall, Usage
 from rolltape.wire.openai_responses.decode import wants_sealed_reasoning
-from rolltape.wire.openai_responses.tools import PRIVATE, custom_input, origin
+from rolltape.wire.openai_responses.tools import custom_input, origin
 
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
@@ -71,7 +71,7 @@ def text_part(text: str) -> Json:
 
 def response(request: ChatRequest, reply_id: str, created: int, status: str, **more: object) -> Json:
     """The response object; `more` is laid over it."""
-    own = request.extra.get(PRIVATE, {})
+    own = request.aside
     asked = request.sampling
     body: Json = {
         "id": reply_id,

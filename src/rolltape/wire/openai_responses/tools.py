@@ -24,8 +24,6 @@ HOSTED = (
 SHOWN = ("name", "description", "parameters", "strict")
 """What an engine is told of a tool; templates print whatever else a tool holds into the prompt."""
 CHOICES = ("none", "auto", "required")
-PRIVATE = "responses"
-"""The key of `extra` under which a request and its messages keep what has no place in a chat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,7 @@ class Toolbox:
 
 def origin(request: ChatRequest, flat: str) -> Origin:
     """Where the name of a sampled call comes from; a name that no tool has is its own."""
-    told = request.extra.get(PRIVATE, {}).get("names", {}).get(flat)
+    told = request.aside.get("names", {}).get(flat)
     return Origin(*told) if told else Origin(flat)
 
 
