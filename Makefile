@@ -27,7 +27,7 @@ demo: $(STAMPS)/demo ## a real harness on a real small model: 24 rollouts, captu
 test: $(STAMPS)/test ## the tests, except those that drive third-party programs
 	$(BIN)/python -m pytest -m "not real"
 
-test-real: $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/strace $(STAMPS)/npm $(VLLM)/.stamp ## the tests that drive real harnesses and models; skips are failures
+test-real: $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/torch $(STAMPS)/strace $(STAMPS)/npm $(VLLM)/.stamp ## the tests that drive real harnesses and models; skips are failures
 	$(BIN)/python -m pytest -m real --no-skips
 
 lint: $(STAMPS)/lint ## style, types, the floors, and the rules of the house
@@ -67,6 +67,10 @@ $(STAMPS)/lint: pyproject.toml constraints.txt $(BIN)/python
 
 $(STAMPS)/demo: pyproject.toml constraints.txt $(BIN)/python
 	$(INSTALL) -e '.[demo]'
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/torch: pyproject.toml constraints.txt $(BIN)/python
+	.ci/install --pip $(VENV) -c constraints.txt -e '.[torch]'
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/npm: .ci/npm Makefile $(BIN)/python
