@@ -6,12 +6,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from docs import pages
 
 DEFAULT_PORT = "8787"
+NEEDS_HARNESS = ("docs/guides/claude-code.md", "docs/guides/codex.md")
 
 
 def script(page: Path, port: int) -> str:
@@ -35,11 +37,13 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def with_code(page: Path) -> bool:
-    return any(block.runs for block in pages.blocks(page))
+def with_code() -> list[Any]:
+    found = [page for page in pages.PAGES if any(block.runs for block in pages.blocks(page))]
+    real = {page: [pytest.mark.real] if pages.name(page) in NEEDS_HARNESS else [] for page in found}
+    return [pytest.param(page, marks=marks, id=pages.name(page)) for page, marks in real.items()]
 
 
-@pytest.mark.parametrize("page", [page for page in pages.PAGES if with_code(page)], ids=pages.name)
+@pytest.mark.parametrize("page", with_code())
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path):
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
     session = subprocess.Popen(
