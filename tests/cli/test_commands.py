@@ -120,6 +120,25 @@ def test_export_writes_everything_when_asked(rolltape, store_dir):
     assert masked == {"task-a-0": False, "task-b-0": False, "task-b-1": True}
 
 
+def test_export_says_in_json_what_it_wrote_and_left_out(rolltape, store_dir, tmp_path):
+    said = rolltape("export", "--dir", store_dir, "--out", tmp_path / "rows.jsonl", "--json")
+
+    assert (said.json["rows"], said.json["rollouts"]) == (1, 1)
+    assert said.json["left_out"] == {"crashed": 1, "masked": 1}
+    assert rolltape("export", "--dir", store_dir, "--out", "-", "--json").status == 1
+
+
+def test_show_says_why_a_rollout_is_masked(rolltape, store_dir):
+    shown, told = (
+        rolltape("show", "task-b-1", "--dir", store_dir),
+        rolltape("show", "task-b-1", "--dir", store_dir, "--json"),
+    )
+
+    (reason,) = told.json["mask_reasons"]
+    assert reason.startswith("incomplete: ")
+    assert f"masked, a trainer skips this rollout: {reason}" in shown.out
+
+
 def test_a_failed_export_leaves_the_old_file_alone(rolltape, store_dir, tmp_path):
     out = tmp_path / "rows.jsonl"
     out.write_text("old")

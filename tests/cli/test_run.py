@@ -101,6 +101,15 @@ def test_a_rollout_over_its_budget_ends_so_and_keeps_its_reward(rolltape, site):
     assert one["reward"] is not None
 
 
+def test_a_bound_of_nothing_is_refused_before_anything_starts(rolltape, site):
+    for option in ("--group-size", "--concurrency", "--time-limit", "--max-calls", "--max-tokens"):
+        said = rolltape(*RUN, option, "0")
+
+        assert said.status == 2
+        assert option in said.err
+        assert "starting" not in said.err
+
+
 def test_a_harness_that_nobody_knows_is_an_error_that_names_those_there_are(rolltape, site):
     said = rolltape("run", "--tasks", "tasks.jsonl", "--harness", "macro-swe")
 

@@ -17,9 +17,12 @@ from cyclopts import Parameter
 
 from rolltape.cli import terminal
 from rolltape.cli.rebuild import Form
+from rolltape.errors import ConfigError
 from rolltape.rebuild import DeliveryForm, rebuild
 from rolltape.record import TokenCaptureSnapshot
 from rolltape.store import CaptureStore
+
+STDOUT = "-"
 
 NO_ATTEMPT = frozenset({"crashed", "could_not_start"})
 """Endings that say nothing about the policy."""
@@ -29,11 +32,20 @@ def export(
     *,
     out: Annotated[Path, Parameter(allow_leading_hyphen=True, help="The file to write; - is stdout.")],
     dir: terminal.Dir = terminal.DEFAULT_DIR,
-    rollout: Annotated[tuple[str, ...], Parameter(help="Only these rollouts; may be given again.")] = (),
+    rollout: Annotated[
+        tuple[str, ...], Parameter(negative="", show_default=False, help="Only this rollout; may be given again.")
+    ] = (),
     delivery: Form = "forest",
-    include_masked: Annotated[bool, Parameter(negative="", help="Write masked and excluded rollouts too.")] = False,
+    include_masked: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Write masked and excluded rollouts too.")
+    ] = False,
+    json: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Print what was written and left out as JSON.")
+    ] = False,
 ) -> None:
     """Write the training rows of a store to a JSONL file, one row a line."""
+    if json and str(out) == STDOUT:
+        raise ConfigError("--json and --out - both write to stdout", hint="give one of them a file")
 
     async def write(store: CaptureStore) -> Counter[str]:
         counts: Counter[str] = Counter()
@@ -48,8 +60,12 @@ def export(
         return counts
 
     counts = terminal.with_store(dir, write)
-    left_out = ", ".join(f"{n} {why}" for why, n in sorted(counts.items()) if why not in ("rows", "written"))
-    said = f"{counts['rows']} rows of {counts['written']} rollouts written to {out}"
+    rows, written = counts.pop("rows", 0), counts.pop("written", 0)
+    if json:
+        terminal.print_json({"out": str(out), "rows": rows, "rollouts": written, "left_out": dict(counts)})
+        return
+    left_out = ", ".join(f"{n} {why}" for why, n in sorted(counts.items()))
+    said = f"{rows} rows of {written} rollouts written to {'stdout' if str(out) == STDOUT else out}"
     terminal.note(f"{said}; left out: {left_out}" if left_out else said)
 
 
@@ -72,7 +88,7 @@ def _lines(
 @contextmanager
 def _whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file that appears at `path` when the block ends well, durable, and not before."""
-    if str(path) == "-":
+    if str(path) == STDOUT:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return

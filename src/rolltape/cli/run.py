@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 from rich.table import Table
 
 from rolltape import registry
@@ -26,6 +27,7 @@ from rolltape.rollouts import Plan, Summary, read_tasks, run_rollouts
 from rolltape.store import TokenSource
 
 TOKEN_VARIABLE = "ROLLTAPE_CONTROL_TOKEN"
+POSITIVE = Number(gt=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +48,19 @@ def run(
     config: Annotated[
         str | None, Parameter(help="A configuration file for the harness: a path, or one shipped with its profile.")
     ] = None,
-    group_size: Annotated[int, Parameter(help="Rollouts of each task.")] = 1,
-    concurrency: Annotated[int, Parameter(help="Rollouts at a time.")] = 4,
+    group_size: Annotated[int, Parameter(validator=POSITIVE, help="Rollouts of each task.")] = 1,
+    concurrency: Annotated[int, Parameter(validator=POSITIVE, help="Rollouts at a time.")] = 4,
     executor: Annotated[Literal["local"], Parameter(help="Where harnesses run: processes on this machine.")] = "local",
     out: Annotated[Path, Parameter(help="Results, one line a rollout; what a restart goes on from.")] = Path(
         "results.jsonl"
     ),
-    time_limit: Annotated[float, Parameter(help="Seconds that one harness may take.")] = 1800.0,
-    max_calls: Annotated[int | None, Parameter(help="Model calls that one rollout may make.")] = None,
-    max_tokens: Annotated[int | None, Parameter(help="Tokens that one rollout may sample.")] = None,
+    time_limit: Annotated[float, Parameter(validator=POSITIVE, help="Seconds that one harness may take.")] = 1800.0,
+    max_calls: Annotated[
+        int | None, Parameter(validator=POSITIVE, help="Model calls that one rollout may make; no bound if not given.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, Parameter(validator=POSITIVE, help="Tokens that one rollout may sample; no bound if not given.")
+    ] = None,
     dir: terminal.Dir = terminal.DEFAULT_DIR,
     gateway: Annotated[str | None, Parameter(help="A gateway that is serving; else one is started.")] = None,
     control_token: Annotated[
@@ -96,7 +102,7 @@ def run(
         terminal.print_json(summary.to_json())
     else:
         terminal.out().print(scores(summary))
-    terminal.note(totals(summary))
+    terminal.note(f"{totals(summary)}; one result a line in {out}")
     if summary.rows and summary.excluded == len(summary.rows):
         reason = summary.rows[0].get("excluded_reason")
         terminal.fail(f"no rollout can be used; the first: {reason}", f"its output is under {dir / 'workspaces'}")

@@ -18,12 +18,13 @@ def serve(
     /,
     *,
     engine: Annotated[
-        str | None, Parameter(help="What samples: llamacpp (default), scripted, or one installed.")
+        str | None, Parameter(help="What samples: llamacpp (default), vllm, scripted, or one installed.")
     ] = None,
-    engine_url: Annotated[str | None, Parameter(help="Where the engine is; for scripted a script file.")] = None,
+    engine_url: Annotated[str | None, Parameter(help="Where the engine is: a URL; for scripted a script file.")] = None,
     model: Annotated[str | None, Parameter(help="The model that the engine should serve.")] = None,
     alias: Annotated[
-        tuple[str, ...], Parameter(negative="", help="A further name that the model answers to; * = any.")
+        tuple[str, ...],
+        Parameter(negative="", show_default=False, help="A further name that the model answers to; * = any."),
     ] = (),
     dir: Annotated[Path | None, Parameter(env_var="ROLLTAPE_DIR", help="The store's directory.")] = None,
     host: Annotated[str | None, Parameter(help="Address to listen on; 127.0.0.1 if not given.")] = None,
@@ -36,6 +37,9 @@ def serve(
         str | None,
         Parameter(help="Opens the control API; else ROLLTAPE_CONTROL_TOKEN, else made and kept in DIR/control-token."),
     ] = None,
+    json: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Print the ready line as JSON on stdout.")
+    ] = False,
 ) -> None:
     """Serve model endpoints that record every call."""
     options = read_config(
@@ -51,7 +55,7 @@ def serve(
         control_token=control_token,
     )
     log_to_stderr()
-    asyncio.run(serve_forever(options, lambda gateway: _ready(options, gateway)))
+    asyncio.run(serve_forever(options, lambda gateway: _ready(options, gateway, json=json)))
 
 
 def log_to_stderr() -> None:
@@ -60,6 +64,9 @@ def log_to_stderr() -> None:
     logging.getLogger("rolltape").setLevel(logging.INFO)
 
 
-def _ready(options: ServeConfig, gateway: RunningGateway) -> None:
+def _ready(options: ServeConfig, gateway: RunningGateway, *, json: bool) -> None:
+    if json:
+        said = {"url": gateway.url, "engine": gateway.engine.kind, "dir": options.dir, "auth": options.auth_mode}
+        terminal.print_json(said)
     where = f"engine {gateway.engine.kind}, store {options.dir}, auth {options.auth_mode}"
     terminal.note(f"ready: {gateway.url} ({where})")

@@ -45,10 +45,11 @@ def show(
     if json:
         shown = [entry.to_json() | _added(entry, trained[entry.model_call_id]) for entry in calls]
         head = {"rollout_id": snapshot.rollout_id, "outcome": snapshot.outcome, "incomplete": snapshot.incomplete}
-        terminal.print_json(head | {"mask_sample": rebuilt.mask_sample, "calls": shown})
+        masked = {"mask_sample": rebuilt.mask_sample, "mask_reasons": rebuilt.mask_reasons}
+        terminal.print_json(head | masked | {"calls": shown})
         return
     console = terminal.out()
-    console.print(headline(snapshot, trained, masked=rebuilt.mask_sample))
+    console.print(headline(snapshot, trained, rebuilt.mask_reasons))
     for number, entry in enumerate(calls):
         _print_call(console, number, entry, trained[entry.model_call_id], tokens or entry.length)
 
@@ -68,18 +69,16 @@ def trained_tokens(entries: Sequence[TokenEntry], rows: Iterable[Row]) -> dict[s
     return trained
 
 
-def headline(snapshot: TokenCaptureSnapshot, trained: dict[str, Mask], *, masked: bool) -> Text:
-    """The rollout in one line."""
+def headline(snapshot: TokenCaptureSnapshot, trained: dict[str, Mask], mask_reasons: Sequence[str]) -> Text:
+    """The rollout in one line, and one for each reason why a trainer skips it."""
     sampled = sum(len(mask) for mask in trained.values())
     line = Text(snapshot.rollout_id, "bold")
     line.append(f"  {len(snapshot.entries)} calls, {sampled:,} tokens sampled, ", "not bold")
     line.append(f"{sum(int(mask.sum()) for mask in trained.values()):,} trained", "not bold green")
     reward, ending = snapshot.outcome.get("reward"), snapshot.outcome.get("ending")
     line.append(f", reward {'none' if reward is None else f'{reward:g}'}, {ending or 'no outcome'}", "not bold")
-    for reason in snapshot.incomplete_reasons or (("incomplete",) if snapshot.incomplete else ()):
-        line.append(f"\n  incomplete: {reason}", "red")
-    if masked:
-        line.append("\n  masked: a trainer skips this rollout", "red")
+    for reason in mask_reasons:
+        line.append(f"\n  masked, a trainer skips this rollout: {reason}", "red")
     return line
 
 
