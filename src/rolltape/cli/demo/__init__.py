@@ -32,6 +32,7 @@ AT_ONCE = 3
 TIME_LIMIT = 300.0
 ENGINE_OPTIONS = {"context": 2048, "cache_prompt": True}
 """Short prompts that all begin alike."""
+PREFIX_BREAK = "At a prefix break the harness left an earlier reply out of its prompt: a new training row begins there."
 INSTALL = "pip install 'rolltape[demo]'"
 
 
@@ -62,6 +63,9 @@ def _run(directory: Path) -> Summary:
     )
     tasks = read_tasks(TASKS)
     terminal.note(f"{profile.name} {profile.version} over {len(tasks)} tasks, {GROUP_SIZE} attempts each")
+    results = directory / "demo.jsonl"
+    if results.exists():
+        terminal.note(f"going on from {results}; another --dir starts anew")
 
     async def within() -> Summary:
         async with here(config, profile) as site:
@@ -69,7 +73,7 @@ def _run(directory: Path) -> Summary:
                 tasks=tasks,
                 profile=profile,
                 model=site.model,
-                out=directory / "demo.jsonl",
+                out=results,
                 directory=directory,
                 group_size=GROUP_SIZE,
                 concurrency=AT_ONCE,
@@ -114,6 +118,8 @@ def _picture(
     row = max(rebuilt[chosen.rollout_id].rows, key=lambda row: len(row.spans))
     console.print("\n[bold]One call tree[/]: a call hangs below the one whose tokens its prompt repeats exactly\n")
     console.print(call_tree(rebuilt[chosen.rollout_id]))
+    if rebuilt[chosen.rollout_id].prefix_breaks:
+        console.print(f"\n{PREFIX_BREAK}")
     console.print(f"\n[bold]One row[/]: {len(row.token_ids)} tokens, {row.loss_tokens} of them trained\n")
     console.print(row_picture(row, chosen))
     console.print("\n[bold]Next[/]\n")
