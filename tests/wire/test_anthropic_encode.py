@@ -26,9 +26,9 @@ from rolltape.chat import (
     Usage,
 )
 from rolltape.errors import EngineBroken, EngineRefused, EngineUnavailable, RequestError
+from rolltape.sse import SseParser
 from rolltape.wire import Frame, WireProtocol
 from rolltape.wire.anthropic_messages import AnthropicMessages
-from rolltape.wire.sse import SseParser
 
 PROTOCOL: WireProtocol = AnthropicMessages()
 REQUEST = ChatRequest(model="my-model", stream=True)

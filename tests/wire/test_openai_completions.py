@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from rolltape.chat import ChatRequest, Delta, EngineEvent, Finished, Message, Reply, Started, Usage
 from rolltape.errors import EngineBroken, RequestError
+from rolltape.sse import SseParser
 from rolltape.tokens import token_ids
 from rolltape.wire import Frame
 from rolltape.wire.openai_completions import OpenAICompletions
-from rolltape.wire.sse import SseParser
 
 PROTOCOL = OpenAICompletions()
 STARTED = Started(np.arange(5, dtype=np.int32), {})

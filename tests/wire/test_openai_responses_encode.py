@@ -24,9 +24,9 @@ from rolltape.chat import (
     Usage,
 )
 from rolltape.errors import EngineBroken, EngineRefused, RequestError
+from rolltape.sse import SseParser
 from rolltape.wire import Frame
 from rolltape.wire.openai_responses import OpenAIResponses
-from rolltape.wire.sse import SseParser
 
 PROTOCOL = OpenAIResponses()
 CALL = "0" * 31 + "a"

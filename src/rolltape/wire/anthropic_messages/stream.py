@@ -15,9 +15,10 @@ from typing import Literal, assert_never
 
 import msgspec
 
+from rolltape import sse
 from rolltape.chat import ChatRequest, Delta, EngineEvent, Finished, Json, Started, ToolCallDelta, Usage
 from rolltape.errors import RequestError
-from rolltape.wire import Frame, sse
+from rolltape.wire import Frame
 from rolltape.wire.anthropic_messages.encode import message, signature, stop_reason, tool_use_id, usage
 from rolltape.wire.anthropic_messages.errors import error_object
 

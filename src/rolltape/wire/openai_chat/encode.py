@@ -14,9 +14,10 @@ from typing import Any, assert_never
 
 import msgspec
 
+from rolltape import sse
 from rolltape.chat import ChatRequest, Delta, EngineEvent, Finished, Json, Reply, Started, ToolCallDelta, Usage
 from rolltape.errors import RequestError
-from rolltape.wire import Frame, sse
+from rolltape.wire import Frame
 from rolltape.wire.openai_errors import error_object
 
 

@@ -11,9 +11,10 @@ from typing import assert_never
 
 import msgspec
 
+from rolltape import sse
 from rolltape.chat import ChatRequest, Delta, EngineEvent, Finished, FinishReason, Json, Reply, Started, Usage
 from rolltape.errors import RequestError
-from rolltape.wire import Frame, sse
+from rolltape.wire import Frame
 from rolltape.wire.openai_errors import error_object
 
 

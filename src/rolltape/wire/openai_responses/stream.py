@@ -15,9 +15,10 @@ from typing import assert_never
 import msgspec
 from msgspec.structs import replace
 
+from rolltape import sse
 from rolltape.chat import ChatRequest, Delta, EngineEvent, Finished, Json, Started, ToolCall, ToolCallDelta, Usage
 from rolltape.errors import RequestError
-from rolltape.wire import Frame, sse
+from rolltape.wire import Frame
 from rolltape.wire.openai_errors import error_message
 from rolltape.wire.openai_responses.output import INCOMPLETE, Items, ended, response, text_part
 from rolltape.wire.openai_responses.tools import Origin, custom_input, origin
