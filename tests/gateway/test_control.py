@@ -187,3 +187,27 @@ async def test_a_gateway_that_is_not_there_is_a_clear_error():
     async with client.connect("http://127.0.0.1:9", "x") as connection:
         with pytest.raises(Exception, match="does not answer"):
             await connection.rollouts()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"labels":' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}",
+        b'{"labels": {"budget": "lots"}}',
+        b'{"budget": {"calls": -1}}',
+        b'{"labels": {"a": "\xff"}}',
+    ],
+)
+async def test_a_rollout_that_is_announced_with_garbage_is_refused_in_json(gateway, body):
+    async with gateway() as lab:
+        headers = {"authorization": f"Bearer {lab.token}"}
+        async with lab.http.post(f"{lab.url}/control/rollouts", data=body, headers=headers) as response:
+            assert response.status == 400
+            assert (await response.json())["error"]["code"] in ("bad_request", "bad_label")
+        assert not await lab.store.rollouts()
+
+
+async def test_a_label_named_budget_that_is_none_does_not_stop_the_rollout(gateway):
+    async with gateway(script=HELLO) as lab:
+        await lab.store.create_rollout("R1", {"budget": "lots"})
+        assert (await lab.ask("R1"))[0] == 200

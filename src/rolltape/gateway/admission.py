@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -26,9 +26,9 @@ _PAUSE_POLL_SECONDS = 0.1
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Bounds of one rollout; None = unbounded. `tokens` are sampled ones, `seconds` count from the first call."""
 
-    calls: int | None = None
-    tokens: int | None = None
-    seconds: float | None = None
+    calls: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Admission:
     async def _load(self, rollout_id: str) -> _Use:
         state = await self._store.rollout(rollout_id)
         labels: Any = state.labels if state else {}
-        budget = msgspec.convert(labels.get("budget") or {}, Budget)
+        budget = _budget(rollout_id, labels)
         fresh = _Use(
             budget,
             calls=state.n_entries + state.n_open_calls if state else 0,
@@ -118,6 +118,15 @@ class Admission:
         if len(self._uses) > _REMEMBERED:
             self._uses.popitem(last=False)
         return use
+
+
+def _budget(rollout_id: str, labels: Mapping[str, Any]) -> Budget:
+    """The budget in a rollout's labels; none where whoever wrote them meant something else by that name."""
+    try:
+        return msgspec.convert(labels.get("budget") or {}, Budget)
+    except msgspec.ValidationError as error:
+        log.warning("the label `budget` of %s bounds nothing: %s", rollout_id, error)
+        return Budget()
 
 
 def _exceeded(use: _Use, now: float) -> str:

@@ -4,6 +4,7 @@ The order matters: the address prefix comes off first, then the path decides. A 
 in the dialect of the nearest one, and never touches a rollout.
 """
 
+import logging
 from collections.abc import Sequence
 
 import msgspec
@@ -14,13 +15,15 @@ from rolltape.config import ServeConfig
 from rolltape.engines import Engine
 from rolltape.errors import RequestError
 from rolltape.gateway.address import KeyRing, resolve, split_path
-from rolltape.gateway.call import CallServer, refuse
+from rolltape.gateway.call import CallServer, internal_error, refuse
 from rolltape.gateway.control import Control
 from rolltape.gateway.exchange import Exchange
 from rolltape.gateway.metrics import Metrics
 from rolltape.harness.kinds import Classify, unclassified
 from rolltape.store import CaptureStore
 from rolltape.wire import WireProtocol
+
+log = logging.getLogger("rolltape.gateway")
 
 _JSON = {"content-type": "application/json"}
 _COMMON_DIALECT = "openai_chat"
@@ -70,6 +73,11 @@ class Gateway:
                 await self._probe(exchange, where.path)
         except RequestError as error:
             await refuse(exchange, protocol or self._default, error)
+        except Exception as error:
+            if exchange.opened:
+                raise
+            log.exception("%s %s failed", exchange.method, where.path[:200])
+            await refuse(exchange, protocol or self._default, internal_error(error))
 
     async def _probe(self, exchange: Exchange, path: str) -> None:
         """What clients look at before they call: answered, never recorded."""

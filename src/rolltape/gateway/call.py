@@ -34,6 +34,7 @@ from rolltape.store import CaptureStore
 from rolltape.wire import WireProtocol
 
 log = logging.getLogger("rolltape.gateway")
+_STOPPED = RequestError(503, "gateway_stopped", "the gateway stopped before the reply was complete")
 
 
 @dataclass(slots=True)
@@ -141,9 +142,16 @@ class CallServer:
                 await self._close(call, outcome, error.message)
                 await fail(call.exchange, call.protocol, streamed, error)
                 return
-            except asyncio.CancelledError:
-                await asyncio.shield(self._close(call, Outcome.CANCELLED, "the gateway stopped"))
-                raise
+            except asyncio.CancelledError:  # only a server that stops cancels a call: its client is told, if it can be
+                await self._close(call, Outcome.CANCELLED, _STOPPED.message)
+                await fail(call.exchange, call.protocol, streamed, _STOPPED)
+                return
+            except Exception as error:
+                log.exception("call %s failed", call.id)
+                broken = internal_error(error)
+                await self._close(call, Outcome.FAILED, broken.message)
+                await fail(call.exchange, call.protocol, streamed, broken)
+                return
         await self._deliver(call, channel)
 
     def _channel(self, call: _Call) -> ReplyChannel:
@@ -249,6 +257,11 @@ class CallServer:
         if not gone:
             await channel.finish(call.machine)
         await call.tape.settle(Delivery.UNDELIVERED if gone else Delivery.DELIVERED)
+
+
+def internal_error(error: Exception) -> RequestError:
+    """What a caller is told of an exception that nobody foresaw."""
+    return RequestError(500, "internal_error", f"the gateway failed: {type(error).__name__}: {error}")
 
 
 async def refuse(exchange: Exchange, protocol: WireProtocol, error: RequestError) -> None:

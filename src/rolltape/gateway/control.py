@@ -5,25 +5,29 @@ so a trainer in another process can freeze, read and retire here exactly as it w
 """
 
 import asyncio
+import logging
 import math
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
 from rolltape.errors import ConflictError, RequestError, RetiredError, StoreError
 from rolltape.gateway.address import presented_keys
 from rolltape.gateway.admission import Budget
+from rolltape.gateway.call import internal_error
 from rolltape.rebuild import DeliveryForm, rebuild
 from rolltape.record import is_rollout_id
 from rolltape.store import PolicyState
 
 if TYPE_CHECKING:
     from rolltape.gateway.app import Gateway
+
+log = logging.getLogger("rolltape.gateway")
 
 Handler = Callable[[Request], Awaitable[Any]]
 Body = TypeVar("Body")
@@ -98,6 +102,11 @@ class Control:
                 return _error(RequestError(410, "retired", error.message, hint=error.hint))
             except StoreError as error:
                 return _error(RequestError(503, "store_error", error.message, hint=error.hint))
+            except ClientDisconnect:
+                return Response(status_code=499)
+            except Exception as error:
+                log.exception("%s %s failed", request.method, request.url.path)
+                return _error(internal_error(error))
 
         return guarded
 
@@ -124,6 +133,8 @@ class Control:
     async def _create(self, request: Request) -> dict[str, Any]:
         body = await _body(request, NewRollout)
         rollout_id = _checked_id(body.rollout_id) if body.rollout_id is not None else f"r{uuid.uuid4().hex}"
+        if "budget" in body.labels:
+            raise RequestError(400, "bad_label", "the label `budget` is taken: give `budget` beside `labels`")
         budget = msgspec.to_builtins(body.budget)
         labels = {**body.labels, **({"budget": budget} if budget else {})}
         await self._gateway.store.create_rollout(rollout_id, labels)
@@ -212,8 +223,10 @@ async def _body(request: Request, kind: type[Body]) -> Body:
         chunks.append(chunk)
     try:
         return msgspec.json.decode(b"".join(chunks) or b"{}", type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise RequestError(400, "bad_request", str(error)) from error
+    except RecursionError as error:
+        raise RequestError(400, "bad_request", "the body is nested too deeply") from error
 
 
 def _id(request: Request) -> str:

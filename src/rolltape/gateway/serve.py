@@ -29,6 +29,10 @@ _TOKEN_VARIABLE = "ROLLTAPE_CONTROL_TOKEN"
 _BACKLOG = 2048
 _IDLE_SECONDS = 620  # longer than any harness keeps an idle connection, so the gateway never resets a reused one
 
+_GRACE_SECONDS = 10
+"""How long calls in flight may go on when the gateway is told to stop."""
+_SETTLE_SECONDS = 5
+
 
 @dataclass(frozen=True, slots=True)
 class RunningGateway:
@@ -95,7 +99,7 @@ async def _serving(gateway: Gateway, listener: socket.socket) -> AsyncIterator[N
             access_log=False,
             lifespan="off",
             timeout_keep_alive=_IDLE_SECONDS,
-            timeout_graceful_shutdown=10,
+            timeout_graceful_shutdown=_GRACE_SECONDS,
             server_header=False,
         )
     )
@@ -110,6 +114,11 @@ async def _serving(gateway: Gateway, listener: socket.socket) -> AsyncIterator[N
     finally:
         server.should_exit = True
         await task
+        cancelled = list(
+            server.server_state.tasks
+        )  # calls that outlasted the patience: they settle before the store goes
+        if cancelled:
+            await asyncio.wait(cancelled, timeout=_SETTLE_SECONDS)
 
 
 @contextmanager
