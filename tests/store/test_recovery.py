@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import resource
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -198,3 +199,24 @@ async def test_nothing_acknowledged_is_lost_by_a_hundred_kills(tmp_path: Path) -
         folder.mkdir(exist_ok=True)
         acknowledged = write_until_killed(folder, random.uniform(0.0, 0.2))
         await assert_holds(folder / "store", acknowledged)
+
+
+async def test_a_put_into_a_directory_that_was_deleted_is_an_error_and_so_is_the_freeze(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    async with TokenCaptureStore(folder) as store:
+        await store.put(entry("k1", [1], [2]))
+        shutil.rmtree(folder)
+        with pytest.raises(StoreError, match="removed or replaced"):
+            await store.put(entry("k2", [1], [3]))
+        for reading in (store.read("R"), store.freeze("R"), store.rollouts()):
+            with pytest.raises(StoreError):
+                await reading
+
+
+@pytest.mark.parametrize("name", [FILE_NAME, f"{FILE_NAME}-wal"])
+async def test_a_put_into_a_store_whose_file_was_swapped_is_an_error(tmp_path: Path, name: str) -> None:
+    async with TokenCaptureStore(tmp_path) as store:
+        await store.put(entry("k1", [1], [2]))
+        (tmp_path / name).rename(tmp_path / "elsewhere")
+        with pytest.raises(StoreError, match="removed or replaced"):
+            await store.put(entry("k2", [1], [3]))

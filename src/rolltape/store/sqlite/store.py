@@ -8,8 +8,9 @@ import asyncio
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -202,15 +203,21 @@ class TokenCaptureStore:
 
     def _with_reader(self, operation: Callable[[sqlite3.Connection], T]) -> T:
         try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = schema.connect(self._file, read_only=True)
-        try:
-            return operation(connection)
+            with self._reader() as connection:
+                return operation(connection)
         except sqlite3.Error as error:
             raise StoreError(
                 f"cannot read {self._file}: {error}", hint="`rolltape verify` says what is damaged"
             ) from error
+
+    @contextmanager
+    def _reader(self) -> Iterator[sqlite3.Connection]:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = schema.connect(self._file, read_only=True)
+        try:
+            yield connection
         finally:
             self._idle.append(connection)
 

@@ -10,6 +10,7 @@ the log has grown large; a commit never pays for one.
 """
 
 import asyncio
+import os
 import queue
 import sqlite3
 import threading
@@ -64,6 +65,8 @@ class Writer:
         self._db = db
         self._checkpointed_pages = self._pages()
         self._checkpointed_jobs = 0
+        self._file = str(db.execute("PRAGMA database_list").fetchone()[2])
+        self._opened = _identity(self._file)
         self._forget = forget
         self._closed = False
         self._owed: list[Job] = []
@@ -138,7 +141,8 @@ class Writer:
             self._db.execute("BEGIN IMMEDIATE")
             results = [self._attempt(job) for job in batch]
             self._db.execute("COMMIT")
-        except sqlite3.Error as error:
+            self._in_place()
+        except (sqlite3.Error, StoreError) as error:
             self._abandon()
             self._owe(batch)
             return [_as_store_error(error) for _ in batch]
@@ -147,6 +151,15 @@ class Writer:
             raise
         self.batches += 1
         return results
+
+    def _in_place(self) -> None:
+        """SQLite goes on writing to files that were deleted under it; what it says is committed there is lost."""
+        try:
+            held = _identity(self._file) == self._opened and os.path.exists(f"{self._file}-wal")
+        except OSError:
+            held = False
+        if not held:
+            raise StoreError(f"not stored: {self._file} was removed or replaced while it was open")
 
     def _attempt(self, job: Job) -> Any:
         """The job's result; or its error, with its writes undone and its amends made."""
@@ -209,6 +222,11 @@ class Writer:
 
     def _pages(self) -> int:
         return int(self._db.execute("PRAGMA page_count").fetchone()[0])
+
+
+def _identity(file: str) -> tuple[int, int]:
+    found = os.stat(file)
+    return found.st_dev, found.st_ino
 
 
 def _as_store_error(error: BaseException) -> StoreError:
