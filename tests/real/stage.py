@@ -5,6 +5,8 @@ was sampled, with the log-prob it was sampled with.
 """
 
 import json
+import os
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -30,6 +32,12 @@ from rolltape.testing.scripted import ScriptedEngine, Step, log_prob
 from .relay import Cut, Cuts, relay
 
 Script = Callable[[ChatRequest, int], Step]
+
+
+def installed_version(harness: str) -> str:
+    """What the program of the profile says its version is."""
+    program = builtin_profiles()[harness].find_executable(os.environ["PATH"])
+    return subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
 
 
 def turns(request: ChatRequest) -> int:
@@ -101,6 +109,7 @@ async def play(
     cut: Callable[[int], Cuts] = lambda number: Cut.NEVER,
     env: Mapping[str, str] | None = None,
     context_length: int = 1_000_000,
+    budget: Mapping[str, Any] | None = None,
 ) -> Played:
     """Run `harness` once. `cut` cuts the connection of the n-th call; `env` is put on top of the profile's."""
     profile = builtin_profiles()[harness]
@@ -119,6 +128,7 @@ async def play(
             directory=folder / "data",
             time_limit=120.0,
             context_length=context_length,
+            budget=budget or {},
         )
         await run_rollouts(plan, RelayedDesk(connection, port), gateway.store)
         held = await gateway.store.read("t-0")

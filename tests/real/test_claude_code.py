@@ -7,10 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from rolltape.chat import ChatRequest
+from rolltape.harness import builtin_profiles
 from rolltape.testing.scripted import Fault, Step
 
 from .relay import Cut, CutAt, Cuts
-from .stage import check_every_token, play, said, turns, untrained
+from .stage import check_every_token, installed_version, play, said, turns, untrained
 
 pytestmark = pytest.mark.real
 COMMANDS = ("echo hello > out.txt", "cat out.txt", "seq 1 3")
@@ -25,6 +26,10 @@ def work(request: ChatRequest, number: int) -> Step:
     """Three commands, then an end; each *sampling* differs, so that attempts at one turn can be told apart."""
     turn = turns(request)
     return bash(number, COMMANDS[turn], delay=0.005) if turn < 3 else Step(text=f"sample {number}: all done")
+
+
+def test_what_is_installed_is_what_the_profile_knows() -> None:
+    assert builtin_profiles()["claude-code"].version in installed_version("claude-code")
 
 
 async def test_tools_are_run_and_the_whole_chain_is_one_row(tmp_path: Path) -> None:
@@ -49,6 +54,14 @@ async def test_arguments_that_it_writes_anew_break_rows_and_lose_nothing(tmp_pat
     assert played.row["reward"] == 1.0
     assert len(played.rows) == 4
     assert untrained(played) == []
+
+
+async def test_a_spent_budget_ends_it_and_keeps_its_reward(tmp_path: Path) -> None:
+    played = await play(tmp_path, "claude-code", work, budget={"calls": 2})
+
+    check_every_token(played)
+    assert (played.row["ending"], played.row["reward"], played.row["exclude"]) == ("budget", 1.0, False)
+    assert played.outcomes == {"completed": 2}
 
 
 async def test_thinking_stays_in_the_chain(tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from rolltape.chat import ChatRequest
+from rolltape.harness import builtin_profiles
 from rolltape.testing.scripted import Fault, Step
 
 from .relay import Cut, CutAt, Cuts
-from .stage import check_every_token, play, said, turns, untrained
+from .stage import check_every_token, installed_version, play, said, turns, untrained
 
 pytestmark = pytest.mark.real
 COMMANDS = ("echo hello > out.txt", "cat out.txt", "seq 1 3")
@@ -29,6 +30,10 @@ def work(request: ChatRequest, number: int) -> Step:
     """Three commands, then an end; each *sampling* differs, so that attempts at one turn can be told apart."""
     turn = results(request)
     return shell(number, COMMANDS[turn], delay=0.005) if turn < 3 else Step(text=f"sample {number}: all done")
+
+
+def test_what_is_installed_is_what_the_profile_knows() -> None:
+    assert builtin_profiles()["codex"].version in installed_version("codex")
 
 
 async def test_tools_are_run_and_the_whole_chain_is_one_row(tmp_path: Path) -> None:
@@ -54,6 +59,14 @@ async def test_arguments_stay_as_they_were_sampled(tmp_path: Path) -> None:
     check_every_token(played)
     assert played.row["reward"] == 1.0
     assert len(played.rows) == 1
+
+
+async def test_a_spent_budget_ends_it_and_keeps_its_reward(tmp_path: Path) -> None:
+    played = await play(tmp_path, "codex", work, budget={"calls": 2})
+
+    check_every_token(played)
+    assert (played.row["ending"], played.row["reward"], played.row["exclude"]) == ("budget", 1.0, False)
+    assert played.outcomes == {"completed": 2}
 
 
 async def test_thinking_stays_in_the_chain(tmp_path: Path) -> None:
