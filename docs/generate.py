@@ -49,8 +49,16 @@ def _fields(node: ast.ClassDef) -> Iterator[str]:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             described = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and after.value.value
             default = f"`{ast.unparse(field.value)}`" if field.value else "required"
-            kind = ast.unparse(field.annotation).replace("|", "\\|")
+            kind = _type(field.annotation).replace("|", "\\|")
             yield f"| `{field.target.id}` | `{kind}` | {default} | {_sentence(described or '')} |\n"
+
+
+def _type(annotation: ast.expr) -> str:
+    """As a reader wants it: `Annotated[int, ...]` is an int."""
+    match annotation:
+        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[kind, *_])):
+            return ast.unparse(kind)
+    return ast.unparse(annotation)
 
 
 def _sentence(text: str | None) -> str:

@@ -18,7 +18,7 @@ NEEDS_HARNESS = ("docs/guides/claude-code.md", "docs/guides/codex.md")
 
 def script(page: Path, port: int) -> str:
     """One shell session of the page's blocks; a Python block is a program of its own in it."""
-    lines = ["set -euo pipefail", "trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT"]
+    lines = ["set -euo pipefail", "trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT"]
     for number, block in enumerate(pages.blocks(page)):
         if not block.runs:
             continue
