@@ -1,5 +1,7 @@
 """The result file survives its writer, and the sums are of what it holds."""
 
+import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,9 @@ def test_a_row_that_was_written_is_there_for_the_next_run_without_its_response(t
     assert '"generation_token_ids":[0,1,2]' in (tmp_path / "deep" / "out.jsonl").read_text()
 
 
-@pytest.mark.parametrize("torn", ['{"_ng_rollout_id": "t-1", "rew', '{"whole": 1}', "\0\0\0\0\n", "\n"])
+@pytest.mark.parametrize(
+    "torn", ['{"_ng_rollout_id":"t-1","rew', '{"_ng_rollout_id":"t-1"}', '{"_n', "\0\0\0\0\n", "\n"]
+)
 def test_a_torn_last_line_is_cut_off(tmp_path: Path, torn: str) -> None:
     file = tmp_path / "out.jsonl"
     with ResultFile(file) as first:
@@ -55,6 +59,36 @@ def test_damage_in_the_middle_is_an_error_and_changes_nothing(tmp_path: Path) ->
     with pytest.raises(ConfigError, match=r"out\.jsonl:1 is no result row"):
         ResultFile(file)
     assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "text", ["precious notes\n", "precious notes", "a\nb\n", '{"other": 1}', "{'_ng_rollout_id': 1}\n"]
+)
+def test_a_file_that_no_run_wrote_is_refused_and_left_as_it_is(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text(text)
+    with pytest.raises(ConfigError):
+        ResultFile(file)
+    assert file.read_text() == text
+
+
+def test_a_row_that_the_disk_has_no_room_for_leaves_no_half_line(tmp_path: Path) -> None:
+    with ResultFile(tmp_path / "out.jsonl") as file:
+        file.append(row(0))
+        whole = file.path.stat().st_size
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (whole + 20, hard))
+        try:
+            with pytest.raises(ConfigError, match="cannot write results"):
+                file.append(row(1))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            signal.signal(signal.SIGXFSZ, before)
+        assert file.path.stat().st_size == whole
+        file.append(row(2))
+    with ResultFile(tmp_path / "out.jsonl") as again:
+        assert [r["rollout_index"] for r in again.rows] == [0, 2]
 
 
 def test_two_runs_cannot_hold_one_file(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """The result file, one JSON line a rollout, and what a run adds up to.
 
 The file is what a restart resumes from, so a line counts once it is whole and synced. A last line that is torn (the
-machine or the runner died while it was written) is cut off; damage anywhere else is an error, never skipped. One run
-at a time holds the file's lock.
+machine or the runner died while it was written) is cut off; damage anywhere else is an error, never skipped, and so is
+a last line that no run can have begun: the file is somebody else's. One run at a time holds the file's lock.
 """
 
 import fcntl
@@ -21,6 +21,8 @@ from rolltape.errors import ConfigError
 Row = dict[str, Any]
 REQUIRED = ("_ng_rollout_id", "task_id", "rollout_index", "harness", "model", "reward", "ending")
 """What a restart needs of a row."""
+_BEGINNING = b'{"_ng_rollout_id":'
+"""Of every line that a run writes."""
 
 
 class ResultFile:
@@ -50,9 +52,15 @@ class ResultFile:
     def append(self, row: Row) -> None:
         """Write `row` and sync it: it is durable on return."""
         line = memoryview(msgspec.json.encode(row, enc_hook=_plain) + b"\n")
-        while line:
-            line = line[os.write(self._file, line) :]
-        os.fsync(self._file)
+        before = os.fstat(self._file).st_size
+        try:
+            while line:
+                line = line[os.write(self._file, line) :]
+            os.fsync(self._file)
+        except OSError as error:
+            os.ftruncate(self._file, before)  # no half line, which the next row would be glued to
+            hint = "make room; the same command goes on from here"
+            raise ConfigError(f"cannot write results to {str(self.path)!r}: {error.strerror}", hint=hint) from error
 
     def close(self) -> None:
         if self._file >= 0:
@@ -69,13 +77,16 @@ class ResultFile:
     def _read(self) -> list[Row]:
         data = self.path.read_bytes()
         lines = data.split(b"\n")
-        whole = len(data) - len(lines.pop())
+        torn = lines.pop()
+        if not _may_be_torn(torn):
+            raise ConfigError(f"{str(self.path)!r} is no result file: nothing was changed", hint="give another --out")
+        whole = len(data) - len(torn)
         rows = []
         for number, line in enumerate(lines, 1):
             try:
                 rows.append(slim(msgspec.json.decode(line, type=Row)))
             except msgspec.DecodeError as error:
-                if number < len(lines):
+                if number < len(lines) or not _may_be_torn(line):
                     hint = "mend or move the file; nothing was changed"
                     raise ConfigError(f"{self.path}:{number} is no result row: {error}", hint=hint) from error
                 whole -= len(line) + 1
@@ -83,6 +94,12 @@ class ResultFile:
             os.ftruncate(self._file, whole)
             os.fsync(self._file)
         return rows
+
+
+def _may_be_torn(line: bytes) -> bool:
+    """Whether `line` can be what a death left of a row: its beginning, or blocks that were never filled."""
+    begun = line.rstrip(b"\0")[: len(_BEGINNING)]
+    return begun == _BEGINNING[: len(begun)]
 
 
 def slim(row: Row) -> Row:
