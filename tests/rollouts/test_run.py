@@ -346,3 +346,16 @@ def processes_of(folder: Path) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+async def test_a_task_whose_id_begins_like_anothers_attempt_is_not_sealed_as_one(
+    tmp_path: Path, desk: FolderDesk
+) -> None:
+    tasks = [{"id": "t", "prompt": "hi"}, {"id": "t-0-add", "prompt": "hi"}]
+    await run(make_plan(tmp_path, tasks[1:], CALL), desk)
+    events: list[Event] = []
+
+    await run(make_plan(tmp_path, tasks, CALL), desk, events)
+
+    assert [event.interrupted for event in events if isinstance(event, Resumed)] == [()]
+    assert desk.outcomes()["t-0-add-0"] == "finished"

@@ -12,6 +12,7 @@ of its own, and a row whose evidence was not retired yet is retired at the next 
 import asyncio
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -279,7 +280,9 @@ class _Run:
 
     def _attempts_of(self, slot: _Slot) -> list[str]:
         """The attempts at `slot` that an earlier run with this result file began, by its ledger."""
-        names = [f"{slot.rollout_id(0)}", *(path.name for path in self._workspaces.glob(f"{slot.rollout_id(0)}-a*"))]
+        first = slot.rollout_id(0)
+        again = re.compile(re.escape(first) + r"-a[1-9]\d*")  # another task's id may begin alike
+        names = [first, *(path.name for path in self._workspaces.glob(f"{first}-a*") if again.fullmatch(path.name))]
         return [name for name in names if _begun_for(self._workspaces / name, self._plan.out)]
 
     async def _seal(self, rollout_id: str) -> None:
