@@ -241,8 +241,18 @@ def _ending(done: Exit, spent: bool, status: str | None, rules: Report | None) -
     return Ending.FINISHED if done.code == 0 else Ending.CRASHED
 
 
+def tail(path: Path, size: int = 4096) -> str:
+    """The last `size` bytes of an output file as text; "" where its process removed it or put something else there."""
+    try:
+        if not path.is_file():
+            return ""
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - size))
+            return file.read(size).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
 def _last_line(path: Path) -> str:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 4096))
-        lines = file.read().decode("utf-8", "replace").split("\n")
+    lines = tail(path).split("\n")
     return next((line.strip()[:500] for line in reversed(lines) if line.strip()), "")

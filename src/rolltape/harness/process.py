@@ -18,6 +18,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 import psutil
@@ -65,8 +66,11 @@ async def run_process(command: Command, stop: Callable[[], Awaitable[bool]] | No
     """Run `command` to its end. `stop` is asked every second; once it says True the process is ended."""
     began = time.monotonic()
     async with contextlib.AsyncExitStack() as stack:
-        out = await stack.enter_async_context(_captured(command.stdout, command.keep_bytes))
-        err = await stack.enter_async_context(_captured(command.stderr, command.keep_bytes))
+        try:
+            out = await stack.enter_async_context(_captured(command.stdout, command.keep_bytes))
+            err = await stack.enter_async_context(_captured(command.stderr, command.keep_bytes))
+        except OSError as error:
+            return Exit(None, time.monotonic() - began, error=f"its output cannot be kept: {error}")
         try:
             process = await asyncio.create_subprocess_exec(
                 *command.args,
@@ -185,8 +189,8 @@ class _Capture(asyncio.Protocol):
     """One pipe into one bounded file."""
 
     def __init__(self, path: Path, keep: int) -> None:
+        self._file = _fresh(path)
         self._read_end, self._write_end = os.pipe()
-        self._file = path.open("wb", buffering=0)
         self._keep = keep
         self._head = 0
         self._tail = bytearray()
@@ -230,6 +234,12 @@ class _Capture(asyncio.Protocol):
     def _write(self, data: bytes) -> None:
         with contextlib.suppress(OSError):  # a full disk must not keep us from draining the pipe
             self._file.write(data)
+
+
+def _fresh(path: Path) -> FileIO:
+    """A new file at `path`. What an earlier process put there, a pipe that blocks or a link, is not written to."""
+    path.unlink(missing_ok=True)
+    return FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
 
 
 @contextlib.asynccontextmanager

@@ -6,16 +6,16 @@ and without the gateway's address. The check starts only when nothing of the har
 
 import math
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from rolltape.harness.launcher import Attempt, Ended, Ending, clean_env, launch, prepare
+from rolltape.harness.launcher import Attempt, Ended, Ending, clean_env, launch, prepare, tail
 from rolltape.harness.process import Command, Exit, run_process
 from rolltape.harness.profile import Profile
 from rolltape.rollouts.tasks import Task
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_LAST_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ async def _set_up(task: Task, attempt: Attempt, time_limit: float) -> Ended | No
     if done.code == 0 and not done.timed_out:
         return None
     why = "took too long" if done.timed_out else done.error or f"exited with {done.code}"
-    said = _tail(attempt.out / "setup.stderr").strip().rpartition("\n")[2]
+    said = tail(attempt.out / "setup.stderr").strip().rpartition("\n")[2]
     return Ended(Ending.COULD_NOT_START, done.seconds, done.code, detail=f"the set-up {why}: {said}"[:500])
 
 
@@ -94,21 +94,46 @@ def _write_files(task: Task, workspace: Path) -> None:
 
 
 async def _check(command: str, attempt: Attempt, time_limit: float) -> Check:
-    done = await run_process(_command(command, attempt, "check", time_limit))
+    try:
+        _restore(attempt)
+        prepared = _command(command, attempt, "check", time_limit)
+    except OSError as error:
+        return Check(None, None, False, 0.0, f"the check could not start: {error}")
+    done = await run_process(prepared)
     if done.code is None:
         return Check(None, None, False, done.seconds, f"the check could not start: {done.error}")
     return Check(_reward(done, attempt.out / "check.stdout"), done.code, done.timed_out, done.seconds)
 
 
+def _restore(attempt: Attempt) -> None:
+    """Every folder that the check needs is there. An agent that removes its workspace has an empty one, and its reward:
+    it must not be able to turn a failed task into one that could not be checked."""
+    for folder in (attempt.workspace, attempt.tmp, attempt.out):
+        if folder.is_symlink() or not folder.is_dir():
+            folder.unlink(missing_ok=True)
+            folder.mkdir(mode=0o700, parents=True)
+        folder.chmod(0o700)
+    for name in ("check.stdout", "check.stderr"):
+        _remove(attempt.out / name)
+
+
 def _reward(done: Exit, output: Path) -> float:
     # A check that hangs was made to hang by what it checks: that is no pass, and no failure of the environment.
-    return 0.0 if done.timed_out or done.code is None else reward_of(done.code, _tail(output))
+    return 0.0 if done.timed_out or done.code is None else reward_of(done.code, tail(output))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _command(command: str, attempt: Attempt, name: str, time_limit: float) -> Command:
     # A home of its own: what the harness left in the other one must not steer the check.
     home = attempt.directory / f"{name}-home"
-    home.mkdir(mode=0o700, exist_ok=True)
+    _remove(home)
+    home.mkdir(mode=0o700)
     return Command(
         args=["/bin/sh", "-c", command],
         cwd=attempt.workspace,
@@ -119,9 +144,3 @@ def _command(command: str, attempt: Attempt, name: str, time_limit: float) -> Co
         time_limit=time_limit,
         grace=attempt.grace,
     )
-
-
-def _tail(path: Path) -> str:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _LAST_BYTES))
-        return file.read().decode("utf-8", "replace")
