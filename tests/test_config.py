@@ -66,3 +66,13 @@ def test_an_unknown_extension_names_what_there_is():
 def test_options_that_an_engine_does_not_take_are_an_error():
     with pytest.raises(ConfigError, match="nonsense"):
         registry.engine("scripted", model=None, url=None, options={"nonsense": 1})
+
+
+@pytest.mark.parametrize(
+    "text", ["engine: scripted", "engine: [a]", "limits: {max_body_bytes: -1}", "limits: {durable_seconds: 0}"]
+)
+def test_a_value_of_the_wrong_shape_is_an_error_that_names_its_option(tmp_path, text):
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=text.partition(":")[0]):
+        read_config(file)

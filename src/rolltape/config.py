@@ -5,7 +5,7 @@ printed: `control_token` is left out of every representation.
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import yaml
@@ -27,15 +27,15 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds, in seconds and bytes."""
 
-    max_body_bytes: int = 32 * 2**20
+    max_body_bytes: Annotated[int, msgspec.Meta(gt=0)] = 32 * 2**20
     """Largest request body, as sent and as expanded."""
-    keep_alive_seconds: float = 15.0
+    keep_alive_seconds: Annotated[float, msgspec.Meta(gt=0)] = 15.0
     """Silence in a stream after which a keep-alive frame is sent; clients give up after 60 s and more."""
-    first_byte_seconds: float = 10.0
+    first_byte_seconds: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     """How long an error can still get its own HTTP status before a stream is opened to keep its client alive."""
-    durable_seconds: float = 30.0
+    durable_seconds: Annotated[float, msgspec.Meta(gt=0)] = 30.0
     """How long a finished reply waits for its durable entry before it is released and the rollout marked."""
-    settle_seconds: float = 5.0
+    settle_seconds: Annotated[float, msgspec.Meta(ge=0)] = 5.0
     """How long a freeze waits for calls in flight."""
 
 
@@ -78,7 +78,10 @@ class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_config(path: Path | None, **flags: Any) -> ServeConfig:
     """The file's values with the given flags on top (None = flag not given). `engine_*` flags go to `engine`."""
     values = _read_yaml(path) if path else {}
-    engine = dict(values.get("engine") or {})
+    engine = values.get("engine") or {}
+    if not isinstance(engine, dict):
+        raise ConfigError(f"engine must be a mapping, not {engine!r}", hint="for example engine: {kind: scripted}")
+    engine = dict(engine)
     for name, value in flags.items():
         if value is None:
             continue

@@ -152,6 +152,8 @@ def control_token(config: ServeConfig, directory: Path) -> str:
         return path.read_text(encoding="ascii").strip() or _make_token(path)
     except FileNotFoundError:
         return _make_token(path)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} holds no control token", hint="remove it, and another is made") from error
 
 
 def _make_token(path: Path) -> str:
