@@ -11,7 +11,8 @@ RolltapeError
 │   ├── ConflictError          this id already exists with another payload
 │   ├── FrozenError            the rollout takes no new calls
 │   ├── RetiredError           the rollout's evidence was handed over and dropped
-│   └── DamagedError           stored bytes do not match their digest
+│   ├── DamagedError           stored bytes do not match their digest
+│   └── ElsewhereError         what is asked for is kept by another's transport, or by nobody
 └── EntryError             whoever builds or reads a token entry that no store could hold
 ```
 
@@ -106,6 +107,10 @@ class RetiredError(StoreError):
 
 class DamagedError(StoreError):
     """What the disk gave back does not match the digest that was written with it."""
+
+
+class ElsewhereError(StoreError):
+    """This gateway cannot answer: it writes to another's transport and reads nothing back, or records nothing."""
 
 
 class EntryError(RolltapeError, ValueError):

@@ -1,14 +1,16 @@
 """Stores: where token entries are durable before anyone acts on them. The contract is told in `contract`.
 
 `TokenCaptureStore` is the default, a directory with one SQLite file; `memory.MemoryStore` is the reference that says
-in the fewest words what every store does.
+in the fewest words what every store does; `relay.Relay` puts a foreign sink in the place of a store.
 """
 
 from rolltape.store.contract import (
+    CallSink,
     CaptureStore,
     LineageMatch,
     LineageStore,
     PolicyState,
+    RolloutBook,
     RolloutState,
     TokenSink,
     TokenSource,
@@ -16,10 +18,12 @@ from rolltape.store.contract import (
 from rolltape.store.sqlite import TokenCaptureStore
 
 __all__ = [
+    "CallSink",
     "CaptureStore",
     "LineageMatch",
     "LineageStore",
     "PolicyState",
+    "RolloutBook",
     "RolloutState",
     "TokenCaptureStore",
     "TokenSink",

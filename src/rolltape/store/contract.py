@@ -18,7 +18,7 @@ stays readable for people (`read`) until retention removes it. *mark_incomplete*
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rolltape.record import Delivery, TokenCaptureSnapshot, TokenEntry
 from rolltape.tokens import IntArray
@@ -85,12 +85,8 @@ class PolicyState:
     state: str = "serving"
 
 
-class CaptureStore(TokenSink, TokenSource, LineageStore, Protocol):
-    """What the gateway and the command line need of a full store: sink, source, lineage and the rollouts themselves."""
-
-    async def create_rollout(self, rollout_id: str, labels: Mapping[str, Any] | None = None) -> None:
-        """Announce a rollout. Raises `ConflictError` if it exists: two attempts never share one id."""
-        ...
+class CallSink(TokenSink, Protocol):
+    """What the recording of a call needs: a sink, the intent before it and the word on delivery after it."""
 
     async def begin_call(self, rollout_id: str, model_call_id: str) -> None: ...
 
@@ -98,13 +94,17 @@ class CaptureStore(TokenSink, TokenSource, LineageStore, Protocol):
         """Note whether the reply reached the harness. Written with the next batch, never a sync of its own."""
         ...
 
+
+class RolloutBook(Protocol):
+    """What is known of rollouts beside their calls, and of the policy: for admission, control and listings."""
+
+    async def create_rollout(self, rollout_id: str, labels: Mapping[str, Any] | None = None) -> None:
+        """Announce a rollout. Raises `ConflictError` if it exists: two attempts never share one id."""
+        ...
+
     async def rollouts(self) -> Sequence[RolloutState]: ...
 
     async def rollout(self, rollout_id: str) -> RolloutState | None: ...
-
-    async def read(self, rollout_id: str, *, texts: bool = False) -> TokenCaptureSnapshot | None:
-        """What the store holds of a rollout, without freezing it; also after retirement. None = nothing."""
-        ...
 
     async def set_outcome(
         self, rollout_id: str, *, reward: float | None, ending: str | None, labels: Mapping[str, Any]
@@ -113,3 +113,12 @@ class CaptureStore(TokenSink, TokenSource, LineageStore, Protocol):
     async def policy(self) -> PolicyState: ...
 
     async def set_policy(self, policy: PolicyState) -> None: ...
+
+
+@runtime_checkable
+class CaptureStore(CallSink, TokenSource, LineageStore, RolloutBook, Protocol):
+    """What the command line and the control API need of a full store: all of the above in one, and reading."""
+
+    async def read(self, rollout_id: str, *, texts: bool = False) -> TokenCaptureSnapshot | None:
+        """What the store holds of a rollout, without freezing it; also after retirement. None = nothing."""
+        ...
