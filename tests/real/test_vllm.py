@@ -284,6 +284,9 @@ async def test_recomputed_log_probs_agree_and_those_of_a_grammar_are_told_apart(
         sampling = {"seed": seed, "temperature": (0.7, 1.0)[seed % 2], "max_tokens": 64, "top_p": (1.0, 0.9)[seed % 2]}
         await chat(up, stream=bool(seed % 2), **sdk_form({**case, **sampling}))
         raw.append(await up.last())
+    biased = {"messages": ASKED, "logit_bias": {str(THINK_END): 10}, "max_tokens": 64, "seed": 2}
+    await chat(up, stream=True, **sdk_form(biased))
+    raw.append(await up.last())
     await chat(up, stream=True, max_tokens=60, seed=1, **sdk_form(FORCED["a named tool"]))
     masked = await up.last()
 
