@@ -4,6 +4,7 @@
 """
 
 import ast
+import inspect
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,13 @@ from rolltape.cli import app
 from rolltape.cli.commands import COMMANDS
 
 REFERENCE = Path(__file__).parent / "reference"
+_SECTIONS = {
+    config.ServeConfig: "Top level",
+    config.EngineConfig: "engine",
+    config.Limits: "limits",
+    config.TokenIdCapture: "token_id_capture",
+    config.AgentOptions: "agents.NAME",
+}
 NOTE = "<!-- written by `make docs`; change the code, not this page -->\n\n"
 
 
@@ -37,9 +45,9 @@ def _help(command: str) -> str:
 
 def _config() -> Iterator[str]:
     yield "# The configuration of `rolltape serve`\n\nOne YAML file; unknown keys are errors. Flags win over it.\n"
-    tree = ast.parse(Path(config.__file__).read_text())
-    for name, title in (("ServeConfig", "Top level"), ("EngineConfig", "engine"), ("Limits", "limits")):
-        node = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name)
+    for kind, title in _SECTIONS.items():
+        tree = ast.parse(Path(inspect.getfile(kind)).read_text())
+        node = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == kind.__name__)
         yield f"\n## {title}\n\n{_sentence(ast.get_docstring(node))}\n\n| key | type | default | |\n|---|---|---|---|\n"
         yield from _fields(node)
 

@@ -1,0 +1,101 @@
+"""What a gateway can be told, as frozen values. What may hold a secret is left out of every representation."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from rolltape.config import capture
+from rolltape.config.capture import AgentOptions, TokenIdCapture
+
+
+class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What samples. `kind` is a registered engine; `options` go to its constructor."""
+
+    kind: str = "llamacpp"
+    url: str | None = None
+    model: str | None = None
+    options: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return capture.shown(self)
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("kind", self.kind), ("url", self.url), ("model", self.model)]
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bounds, in seconds and bytes."""
+
+    max_body_bytes: Annotated[int, msgspec.Meta(gt=0)] = 32 * 2**20
+    """Largest request body, as sent and as expanded."""
+    keep_alive_seconds: Annotated[float, msgspec.Meta(gt=0)] = 15.0
+    """Silence in a stream after which a keep-alive frame is sent; clients give up after 60 s and more."""
+    first_byte_seconds: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    """How long an error can still get its own HTTP status before a stream is opened to keep its client alive."""
+    durable_seconds: Annotated[float, msgspec.Meta(gt=0)] = 30.0
+    """How long a finished reply waits for its durable entry before it is released and the rollout marked."""
+    settle_seconds: Annotated[float, msgspec.Meta(ge=0)] = 5.0
+    """How long a freeze waits for calls in flight."""
+
+
+class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that `rolltape serve` can be told."""
+
+    engine: EngineConfig = EngineConfig()
+    dir: str = "rolltape-data"
+    """Where the store lives: node-local disk."""
+    host: str = "127.0.0.1"
+    port: int = 8787
+    """0 = any free port; the ready line tells it."""
+    auth: Literal["open", "keys"] | None = None
+    """open: a path or header names the rollout. keys: its API key must. None: open on loopback, keys elsewhere."""
+    untagged: Literal["serve", "refuse"] = "serve"
+    """What happens to a model call that names no rollout."""
+    strict: bool = False
+    """True: a call whose entry cannot be made durable fails. False: it succeeds and the rollout is marked."""
+    texts: bool = True
+    """Keep requests and replies as text beside the tokens, for people."""
+    sampling_overrides: dict[str, Any] = {}
+    """Applied last, over everything a harness sends."""
+    model_aliases: tuple[str, ...] = ()
+    """Further model names that the engine's model answers to; "*" = any."""
+    control_token: str | None = None
+    limits: Limits = Limits()
+    token_id_capture: TokenIdCapture | None = None
+    """Whose calls are recorded, and where they go. None: every call that names a rollout, to the file store."""
+    agents: dict[str, AgentOptions] = {}
+    """Which agents opted in, by name. Empty: every one did."""
+
+    def __repr__(self) -> str:
+        return capture.shown(self)
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        names = ("engine", "dir", "host", "port", "token_id_capture")
+        return [(name, getattr(self, name)) for name in names]
+
+    @property
+    def loopback(self) -> bool:
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+    @property
+    def auth_mode(self) -> Literal["open", "keys"]:
+        return self.auth or ("open" if self.loopback else "keys")
+
+    @property
+    def capturing(self) -> bool:
+        """False: nothing is recorded, whatever an address says."""
+        return self.token_id_capture is None or self.token_id_capture.enabled
+
+    @property
+    def rebuilds(self) -> bool:
+        """False: this gateway and a run on it stop after the write."""
+        return self.token_id_capture is None or self.token_id_capture.rebuild_response
+
+    def opted_in(self, labels: Mapping[str, Any]) -> bool:
+        """Whether a rollout with these labels is recorded, where its address alone does not decide."""
+        return self.capturing and capture.opted_in(self.token_id_capture, self.agents, labels)
+
+    def warnings(self) -> tuple[str, ...]:
+        """What looks configured and is not, in sentences."""
+        return tuple(capture.warnings(self.token_id_capture, self.agents))
