@@ -20,7 +20,7 @@ from .vllm_server import CONTEXT
 
 pytestmark = pytest.mark.real
 PINS = {"temperature": 0.0, "max_tokens": 24}
-"""Greedy, so that a direct call can be compared. No seed: on a CPU, vLLM dies of one where a prompt takes two chunks."""
+"""Greedy, to be compared with a direct call. No seed: on a CPU, vLLM dies of one where a prompt takes two chunks."""
 
 
 async def test_a_rollout_on_a_random_model_is_captured_exactly(tmp_path: Path, vllm: str) -> None:
