@@ -212,7 +212,7 @@ class TokenEntry:
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
         """The entry that `body` describes. Unknown keys go to `extra`; absent ones are unknown. Raises `EntryError`."""
-        missing = [name for name in REQUIRED if name not in body]
+        missing = [name for name in REQUIRED if body.get(name) is None]
         if missing:
             raise EntryError(f"token entry lacks {', '.join(missing)}")
         known = {name: value for name, value in body.items() if name in FIELDS and value is not None}
@@ -220,6 +220,7 @@ class TokenEntry:
         for name in ("log_prob_spans", "policy_spans"):
             if name in known:
                 known[name] = tuple(tuple(span) for span in known[name])
+                _check_spans(name, known[name], len(known["generation_token_ids"]))
         for name in ("faults", "output_items", "media"):
             if name in known:
                 known[name] = tuple(known[name])
@@ -237,6 +238,13 @@ class TokenEntry:
 
 REQUIRED = ("rollout_id", "model_call_id", "prompt_token_ids", "generation_token_ids", "generation_log_probs")
 FIELDS = frozenset(f.name for f in fields(TokenEntry))
+
+
+def _check_spans(name: str, spans: Sequence[Sequence[Any]], sampled: int) -> None:
+    """A span that lies outside of the generation says nothing about it: which tokens were meant cannot be known."""
+    for span in spans:
+        if len(span) != 3 or not 0 <= span[0] <= span[1] <= sampled:
+            raise EntryError(f"{name} holds {list(span)}, which is no (start, end, value) within {sampled} sampled ids")
 
 
 def _items(entry: TokenEntry) -> list[tuple[str, Any, Any]]:

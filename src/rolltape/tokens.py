@@ -5,7 +5,7 @@ int32 bytes, so the digest of a longer sequence can be continued from that of it
 """
 
 import hashlib
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -27,9 +27,15 @@ def token_ids(values: Sequence[int] | NDArray[Any], name: str = "token ids") -> 
         if len(values) and int(values.min()) < 0:
             raise EntryError(f"{name} holds a negative id")
         return _read_only(values)
-    if not isinstance(values, np.ndarray) and any(type(v) is bool for v in values):
-        raise EntryError(f"{name} holds a boolean")
-    array = np.asarray(values)
+    if not isinstance(values, np.ndarray):
+        if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+            raise EntryError(f"{name} must be a flat list of whole numbers")
+        if any(type(v) is bool for v in values):
+            raise EntryError(f"{name} holds a boolean")
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise EntryError(f"{name} must be a flat list of whole numbers") from error
     if array.size == 0:
         return _read_only(np.empty(0, np.int32))
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -39,15 +45,21 @@ def token_ids(values: Sequence[int] | NDArray[Any], name: str = "token ids") -> 
     return _read_only(array.astype(np.int32))
 
 
+_NO_NUMBERS = frozenset({bool, np.bool_, str, bytes, np.str_})
+"""What numpy would read as numbers all the same."""
+
+
 def log_probs(values: Iterable[float | None] | NDArray[Any], name: str = "log-probs") -> FloatArray:
     """`values` as a read-only float32 array. None becomes NaN: an unknown log-prob must never read as 0 = certainty."""
     if isinstance(values, np.ndarray) and values.dtype == np.float32 and values.ndim == 1:
         return _read_only(values)
     try:
-        array = np.array([np.nan if v is None else v for v in values], dtype=np.float32)
-    except (TypeError, ValueError) as error:
+        given = list(values)
+        with np.errstate(over="ignore"):  # too large for a float32 becomes infinite, which no loss may use
+            array = np.array([np.nan if v is None else v for v in given], dtype=np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
         raise EntryError(f"{name} must be a flat list of numbers or nulls") from error
-    if array.ndim != 1:
+    if array.ndim != 1 or not _NO_NUMBERS.isdisjoint(map(type, given)):
         raise EntryError(f"{name} must be a flat list of numbers or nulls")
     return _read_only(array)
 

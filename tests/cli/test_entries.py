@@ -89,3 +89,33 @@ def test_the_same_line_twice_is_one_entry_and_another_payload_is_an_error():
 def test_a_deeply_nested_line_is_an_error_and_no_crash():
     with pytest.raises(EntryError, match="line 1"):
         parse([b"[" * 100_000])
+
+
+@pytest.mark.parametrize("field", ["prompt_token_ids", "generation_token_ids"])
+@pytest.mark.parametrize("value", [5, "12", {"1": 2}, [[1], [2, 3]], [10**400], [1.0], [True], ["1"], None])
+def test_ids_that_are_no_flat_list_of_whole_numbers_are_named_by_their_field(field, value):
+    with pytest.raises(EntryError, match=rf"line 1: .*{field}"):
+        parse([line(**{field: value})])
+
+
+@pytest.mark.parametrize("value", [[True], [False], ["-0.5"], "1", {"1": 2}, 5, [10**400], [[-0.5]], None])
+def test_what_is_no_number_is_never_read_as_a_log_prob(value):
+    with pytest.raises(EntryError, match=r"line 1: .*generation_log_probs"):
+        parse([line(generation_log_probs=value)])
+
+
+def test_a_log_prob_too_large_for_its_type_marks_the_entry():
+    (entry,) = parse([line(generation_log_probs=[-1e300])]).entries
+    assert entry.faults == ("log_probs_invalid: at 0",)
+
+
+@pytest.mark.parametrize("field", ["rollout_id", "model_call_id", "model"])
+def test_half_a_surrogate_pair_is_a_bad_line(field):
+    with pytest.raises(EntryError, match="line 1: it holds half a surrogate pair"):
+        parse([line(**{field: "\ud800"})])
+
+
+@pytest.mark.parametrize("span", [[-1, 1, "raw"], [0, 2, "raw"], [1, 0, "raw"], [0, 2**80, "raw"]])
+def test_spans_outside_of_the_generation_are_a_bad_line(span):
+    with pytest.raises(EntryError, match="line 1: log_prob_spans"):
+        parse([line(log_prob_spans=[span])])

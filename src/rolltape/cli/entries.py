@@ -102,9 +102,13 @@ def _object(line: bytes) -> dict[str, Any]:
 def _lenient(line: bytes) -> Any:
     """JSON with NaN and Infinity, which Python writes: a log-prob that is none marks its entry, it is no bad line."""
     try:
-        return json.loads(line)
+        value = json.loads(line.decode("utf-8-sig"))
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise EntryError("it holds half a surrogate pair, which is no text") from error
     except (ValueError, RecursionError) as error:
         raise EntryError(f"not JSON: {error}") from error
+    return value
 
 
 def _entry(body: dict[str, Any]) -> TokenEntry:
