@@ -92,12 +92,25 @@ def _whole_file(path: Path) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
+    if path.exists() and not path.is_file():  # a device, a pipe or a folder: nothing that a file may take the place of
+        with path.open("wb") as file:
+            yield file
+        return
+    path = path.resolve()  # through links, which stay
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with unfinished.open("wb") as file:
+        with _named(unfinished, path) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _named(unfinished: Path, path: Path) -> BinaryIO:
+    """The open file; an error names the path that was asked for."""
+    try:
+        return unfinished.open("wb")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error

@@ -87,7 +87,7 @@ def _parents_first(nodes: Mapping[str, CallNode]) -> Sequence[CallNode]:
 def node_line(node: CallNode, broken: PrefixBreak | None, rebuilt: Rebuilt) -> Text:
     """One call of the tree: id, kind, what became of it, tokens."""
     trained = node.status in (Status.TRAINED, Status.REJECTED)
-    line = Text(f"{node.model_call_id} ", "cyan")
+    line = Text(terminal.seen(f"{node.model_call_id} "), "cyan")
     line.append(f"{node.kind}, ").append(str(node.status), "green" if trained else "yellow")
     line.append(f", {node.prompt_tokens:,} prompt -> {node.sampled_tokens:,} sampled, {node.owned_tokens:,} trained")
     if node.delivery != "delivered":

@@ -86,7 +86,7 @@ def _print_call(console: Console, number: int, entry: TokenEntry, trained: Mask,
     console.print()
     console.print(call_line(number, entry))
     for problem in (*entry.faults, *([entry.error] if entry.error else [])):
-        console.print(Text(f"  ! {problem}", "red"))
+        console.print(Text(terminal.seen(f"  ! {problem}"), "red"))
     for role, text in prompt_tail(entry):
         console.print(_block(role, text, "dim"))
     for kind, text in reply_parts(entry):
@@ -106,8 +106,10 @@ def call_line(number: int, entry: TokenEntry) -> Text:
     if entry.policy_version is not None:
         words.append(f"policy {entry.policy_version}")
     line = Text(f"call {number} ", "bold")
-    line.append(f"{entry.model_call_id} ", "cyan")
-    line.append(", ".join(words), "not bold" if entry.outcome is Outcome.COMPLETED else "not bold yellow")
+    line.append(terminal.seen(f"{entry.model_call_id} "), "cyan")
+    line.append(
+        terminal.seen(", ".join(words)), "not bold" if entry.outcome is Outcome.COMPLETED else "not bold yellow"
+    )
     return line
 
 
@@ -143,14 +145,14 @@ def _content(content: Any) -> str:
 
 
 def _block(title: str, text: str, style: str) -> Padding:
-    lines = text.rstrip().splitlines() or [""]
+    lines = [terminal.seen(line) for line in text.rstrip().splitlines()] or [""]
     cut = lines[-PROMPT_LINES:]
     if len(cut) < len(lines):
         cut.insert(0, f"... {len(lines) - len(cut) + 1} lines more")
     block = Text(style=style)
     for number, line in enumerate(cut):
         block.append(f"{title if number == 0 else '':>9} | ", "dim").append(
-            f"{line}\n" if line is not cut[-1] else line
+            line if number == len(cut) - 1 else f"{line}\n"
         )
     return Padding(block, (0, 0, 0, 2), expand=False)
 

@@ -68,6 +68,15 @@ def print_json(value: Any) -> None:
     sys.stdout.buffer.flush()
 
 
+_UNSEEN = {**{code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}, 127: 0x2421}
+_UNSEEN |= {code: f"\\u{code:04x}" for code in (*range(128, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+
+
+def seen(text: str) -> str:
+    """`text` with its control characters made visible: what a model says must not steer the reader's terminal."""
+    return text.translate(_UNSEEN)
+
+
 def reward(value: float | None) -> str:
     """A reward as every table shows it: 1 in green, 0 dim, - for none."""
     if value is None:
