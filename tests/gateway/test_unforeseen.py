@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import aiohttp
 import pytest
 
+from rolltape.config import read_config
 from rolltape.gateway import serve
 from rolltape.record import Outcome
 from rolltape.store import TokenCaptureStore
@@ -75,3 +77,18 @@ async def _raw(lab, stream):
         http.post(lab.url + "/rollout/R1" + CHAT, json=body) as response,
     ):
         return response.status, await response.text()
+
+
+def test_gateways_that_start_at_once_share_one_control_token(tmp_path):
+    def token(_):
+        return serve.control_token(read_config(None, dir=str(tmp_path), control_token=None), tmp_path)
+
+    with ThreadPoolExecutor(8) as pool:
+        tokens = set(pool.map(token, range(32)))
+    assert tokens == {(tmp_path / serve.TOKEN_FILE).read_text()}
+
+
+@pytest.mark.parametrize("held", ["", "\n"])
+def test_an_empty_token_file_is_filled(tmp_path, held):
+    (tmp_path / serve.TOKEN_FILE).write_text(held)
+    assert len(serve.control_token(read_config(None, dir=str(tmp_path)), tmp_path)) > 32

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -20,6 +21,7 @@ from rolltape.config import ServeConfig
 from rolltape.engines import Engine
 from rolltape.errors import ConfigError
 from rolltape.gateway.app import Gateway
+from rolltape.gateway.destination import open_store
 from rolltape.harness.kinds import classifier
 from rolltape.harness.profile import Profile
 from rolltape.store import CaptureStore
@@ -64,7 +66,7 @@ async def running(
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(_listen(config.host, config.port))
         directory = Path(config.dir)
-        store = _open_store(config)
+        store = await open_store(config)
         stack.push_async_callback(store.close)
         token = control_token(config, directory)
         if engine is None:
@@ -76,13 +78,6 @@ async def running(
         stack.push_async_callback(gateway.calls.marks.close)
         await stack.enter_async_context(_serving(gateway, listener))
         yield RunningGateway(_url(config.host, listener), token, store, engine)
-
-
-def _open_store(config: ServeConfig) -> CaptureStore:
-    store: CaptureStore = registry.load("store", "sqlite")(
-        config.dir, texts=config.texts, settle_seconds=config.limits.settle_seconds
-    )
-    return store
 
 
 def _make_engine(config: ServeConfig) -> Engine:
@@ -157,13 +152,21 @@ def control_token(config: ServeConfig, directory: Path) -> str:
 
 
 def _make_token(path: Path) -> str:
-    token = secrets.token_urlsafe(32)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(token)
-        file.flush()
-        os.fsync(file.fileno())
-    return token
+    """A new token in the file at `path`, durable and whole. Where gateways start at once, the first one's counts."""
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(secrets.token_urlsafe(32))
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists() and not path.read_text(encoding="ascii").strip():
+            path.unlink()
+        with contextlib.suppress(FileExistsError):
+            os.link(unfinished, path)
+    finally:
+        unfinished.unlink()
+    return path.read_text(encoding="ascii").strip()
 
 
 async def serve_forever(config: ServeConfig, ready: Callable[[RunningGateway], None]) -> None:
