@@ -109,7 +109,6 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     stream: bool = False
     stream_usage: bool = False
     want_log_probs: bool = False
-    top_log_probs: int | None = None
     extra: Json = {}
     aside: Json = {}
     prompt: str | tuple[int, ...] | None = None

@@ -117,7 +117,8 @@ class Connection:
             async with self._session.request(method, self.url + path, json=body) as response:
                 answer: dict[str, Any] = await response.json(content_type=None)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise StoreError(f"the gateway at {self.url} does not answer: {error}") from error
+            message = f"the gateway at {self.url} does not answer: {error}"
+            raise StoreError(message, hint="is `rolltape serve` running there?") from error
         if response.status >= 400:
             raise _error(response.status, answer)
         return answer

@@ -159,6 +159,14 @@ def test_a_claimed_parent_is_verified_and_counted_where_the_tokens_differ() -> N
     assert metrics["unresolved_parent_calls"] == 2
 
 
+def test_a_true_claim_on_a_call_that_failed_or_sampled_nothing_is_no_failure() -> None:
+    cancelled = call("gone", C2.prompt_token_ids, [], outcome="cancelled")
+    cut = call("cut", [9, 9], [8], outcome="failed")
+    entries = [C1, cancelled, cut, C2.with_(parent_call_id="gone"), call("x", [9, 9, 8, 7], [6], parent_call_id="cut")]
+    metrics = rebuild(snapshot(entries)).metrics
+    assert (metrics["parent_link_failures"], metrics["unresolved_parent_calls"]) == ({}, 0)
+
+
 def test_a_turn_whose_thinking_was_dropped_inside_a_chain_is_a_break_too() -> None:
     thinking = call("c2", [*C1.sequence, 4], [50, 51, 53, 60, 2])
     after = call("c3", [*C1.sequence, 4, 60, 2, 5], [61, 2])

@@ -195,14 +195,9 @@ def test_one_stop_string_becomes_a_list() -> None:
 def test_log_probs_usage_and_tools_have_fields_of_their_own() -> None:
     options = {"include_usage": True, "include_obfuscation": False}
     request = decode(
-        logprobs=True, top_logprobs=2, stream=True, stream_options=options, tools=[BASH], tool_choice="auto"
+        logprobs=True, top_logprobs=0, stream=True, stream_options=options, tools=[BASH], tool_choice="auto"
     )
-    assert (request.want_log_probs, request.top_log_probs, request.stream, request.stream_usage) == (
-        True,
-        2,
-        True,
-        True,
-    )
+    assert (request.want_log_probs, request.stream, request.stream_usage) == (True, True, True)
     assert (request.tools, request.tool_choice, request.extra) == ((BASH,), "auto", {})
 
 
@@ -254,7 +249,7 @@ def test_what_would_change_the_meaning_is_refused_by_name(name: str, value: Any)
         ({"tool_choice": "required"}, "tool_choice"), ({"tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tools": [BASH], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"response_format": "json"}, "response_format"), ({"logprobs": 5}, "logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"top_logprobs": 1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"logprobs": True, "top_logprobs": 1}, "top_logprobs"),
         ({"temperature": "0"}, "temperature"), ({"temperature": -1}, "temperature"),
         ({"temperature": True}, "temperature"),
         ({"top_p": 0}, "top_p"), ({"top_p": 1.1}, "top_p"), ({"max_tokens": 0}, "max_tokens"),

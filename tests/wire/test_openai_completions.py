@@ -113,10 +113,9 @@ def test_what_cannot_be_honoured_is_refused_by_name(field: str, value: Any) -> N
     assert (caught.value.status, caught.value.param) == (400, field)
 
 
-@pytest.mark.parametrize(("asked", "want", "top"), [(None, False, None), (0, True, 0), (3, True, 3)])
-def test_log_probs_are_asked_for_by_a_number(asked: Any, want: bool, top: int | None) -> None:
-    got = decode(logprobs=asked)
-    assert (got.want_log_probs, got.top_log_probs) == (want, top)
+@pytest.mark.parametrize(("asked", "want"), [(None, False), (0, True), (3, True)])
+def test_log_probs_are_asked_for_by_a_number(asked: Any, want: bool) -> None:
+    assert decode(logprobs=asked).want_log_probs is want
 
 
 def status(body: bytes) -> int:

@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from rolltape.rebuild.policy import KindPolicy, Use
 from rolltape.rebuild.strands import Nearest, Parts, Point, Route, Strands
 from rolltape.record import Delivery, Outcome, TokenEntry
@@ -210,13 +212,20 @@ def _unconfirmed(
     found = {}
     for call, parent in parents.items():
         claimed = calls[call].parent_call_id
-        if claimed is None or claimed == parent:
+        if claimed is None or claimed == parent or _off_the_tree(calls.get(claimed), calls[call], prompts):
             continue
         if claimed not in prompts:
             found[call] = "parent_call_id_missing" if parent is None else "parent_call_id_missing_recovered"
         elif not _extends(calls[call], calls[claimed], strands, routes[call], routes[claimed]):
             found[call] = "parent_tokens_mismatch"
     return found
+
+
+def _off_the_tree(claimed: TokenEntry | None, entry: TokenEntry, prompts: Mapping[str, Point]) -> bool:
+    """Whether the claim is true, of a call that has no place in the tree: it failed, or sampled nothing."""
+    if claimed is None or claimed.model_call_id in prompts:
+        return False
+    return np.array_equal(entry.prompt_token_ids[: claimed.length], claimed.sequence)
 
 
 def _extends(entry: TokenEntry, claimed: TokenEntry, strands: Strands[str], route: Route, claimed_route: Route) -> bool:

@@ -11,7 +11,7 @@ from rolltape.chat import ChatRequest, Json
 from rolltape.wire import openai_fields as common
 from rolltape.wire.body import parse_object
 from rolltape.wire.openai_chat import messages as parts
-from rolltape.wire.openai_errors import invalid
+from rolltape.wire.openai_errors import invalid, unsupported
 
 TOOL_CHOICES = ("none", "auto", "required")
 
@@ -40,7 +40,6 @@ def decode_request(body: bytes) -> ChatRequest:
     """The request in `body`, nothing lost that has a meaning. Raises `RequestError` (400)."""
     fields = parse_object(body)
     common.refuse(fields, REFUSED)
-    want_log_probs, top_log_probs = _log_probs(fields)
     tools = parts.tools(fields.pop("tools", None))
     return ChatRequest(
         model=common.model(fields),
@@ -50,22 +49,19 @@ def decode_request(body: bytes) -> ChatRequest:
         response_format=_response_format(fields.pop("response_format", None)),
         stream=common.flag(fields, "stream"),
         stream_usage=common.stream_usage(fields.pop("stream_options", None)),
-        want_log_probs=want_log_probs,
-        top_log_probs=top_log_probs,
+        want_log_probs=_log_probs(fields),
         messages=parts.messages(fields.pop("messages", None)),
         extra=common.rest(fields),
     )
 
 
-def _log_probs(fields: Json) -> tuple[bool, int | None]:
+def _log_probs(fields: Json) -> bool:
     want, top = common.flag(fields, "logprobs"), fields.pop("top_logprobs", None)
-    if top is None:
-        return want, None
-    if type(top) is not int or not 0 <= top <= 20:
+    if top is not None and (type(top) is not int or not 0 <= top <= 20):
         raise invalid("top_logprobs", "'top_logprobs' must be a whole number from 0 to 20.")
-    if not want and top:
-        raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
-    return want, top
+    if top:
+        raise unsupported("top_logprobs", "'top_logprobs' above 0 is not supported: only sampled tokens are known.")
+    return want
 
 
 def _tool_choice(value: Any, tools: tuple[Json, ...]) -> Any:

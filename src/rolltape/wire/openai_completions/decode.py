@@ -26,15 +26,13 @@ def decode_request(body: bytes) -> ChatRequest:
     """The request in `body`, nothing lost that has a meaning. Raises `RequestError` (400)."""
     fields = parse_object(body)
     common.refuse(fields, REFUSED)
-    alternatives = _log_probs(fields)
     return ChatRequest(
         model=common.model(fields),
         sampling={"max_tokens": DEFAULT_MAX_TOKENS} | common.sampling(fields),
         response_format=_object(fields, "response_format"),
         stream=common.flag(fields, "stream"),
         stream_usage=common.stream_usage(fields.pop("stream_options", None)),
-        want_log_probs=alternatives is not None,
-        top_log_probs=alternatives,
+        want_log_probs=_log_probs(fields),
         prompt=_prompt(fields.pop("prompt", None)),
         extra=common.rest(fields),
     )
@@ -62,12 +60,12 @@ def _ids(value: list[Any]) -> tuple[int, ...]:
         raise invalid("prompt", f"'prompt' is no list of token ids: {error.message}") from error
 
 
-def _log_probs(fields: Json) -> int | None:
-    """How many alternatives were asked for; None: no log-probs at all."""
+def _log_probs(fields: Json) -> bool:
+    """Whether log-probs were asked for; the number is one of alternatives, which are not known here."""
     asked = fields.pop("logprobs", None)
     if asked is not None and (type(asked) is not int or not 0 <= asked <= 20):
         raise invalid("logprobs", "'logprobs' must be a whole number from 0 to 20.")
-    return asked
+    return asked is not None
 
 
 def _object(fields: Json, name: str) -> Json | None:
