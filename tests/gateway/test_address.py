@@ -27,7 +27,8 @@ def address(path: str, headers: dict[str, str] | None = None, *, auth="open", un
     ],
 )
 def test_every_form_of_the_prefix_captures_to_the_rollout(path):
-    assert address(path) == Address(CHAT, "R1", captured=True)
+    opted_in = "training-token-capture" in path
+    assert address(path) == Address(CHAT, "R1", captured=True, opted_in=opted_in)
 
 
 def test_the_seeds_prefix_without_its_segment_is_an_ordinary_call():

@@ -15,7 +15,12 @@ class ClientDesk:
 
     async def create(self, rollout_id: str, *, labels: Mapping[str, Any], budget: Mapping[str, Any]) -> Address:
         made = await self._connection.create(rollout_id, labels, budget)
-        return Address(base_urls=made["base_urls"], api_key=made["api_key"])
+        return Address(
+            base_urls=made["base_urls"],
+            api_key=made["api_key"],
+            captured=made.get("captured", True),
+            rebuild=made.get("rebuild", True),
+        )
 
     async def budget_spent(self, rollout_id: str) -> bool:
         state = await self._connection.state(rollout_id)

@@ -68,5 +68,5 @@ def _ready(options: ServeConfig, gateway: RunningGateway, *, json: bool) -> None
     if json:
         said = {"url": gateway.url, "engine": gateway.engine.kind, "dir": options.dir, "auth": options.auth_mode}
         terminal.print_json(said)
-    where = f"engine {gateway.engine.kind}, store {options.dir}, auth {options.auth_mode}"
+    where = f"engine {gateway.engine.kind}, {options.destination}, auth {options.auth_mode}"
     terminal.note(f"ready: {gateway.url} ({where})")

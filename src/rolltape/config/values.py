@@ -92,6 +92,14 @@ class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """False: this gateway and a run on it stop after the write."""
         return self.token_id_capture is None or self.token_id_capture.rebuild_response
 
+    @property
+    def destination(self) -> str:
+        """Where entries go, for people."""
+        if not self.capturing:
+            return "NOTHING IS CAPTURED"
+        sink = self.token_id_capture.sink if self.token_id_capture else None
+        return f"sink {sink}" if sink else f"store {self.dir}"
+
     def opted_in(self, labels: Mapping[str, Any]) -> bool:
         """Whether a rollout with these labels is recorded, where its address alone does not decide."""
         return self.capturing and capture.opted_in(self.token_id_capture, self.agents, labels)

@@ -27,11 +27,15 @@ _BARE = ("/chat/completions", "/completions", "/responses", "/messages", "/model
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a request goes. `rollout_id` None = untagged; `captured` False = serve it without a record."""
+    """Where a request goes. `rollout_id` None = untagged; `captured` False = serve it without a record.
+
+    `opted_in` True = the path itself says that its agent opted in, whatever else is known of the rollout.
+    """
 
     path: str
     rollout_id: str | None
     captured: bool
+    opted_in: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class PathAddress:
     path: str
     named: str | None
     captured: bool
+    opted_in: bool = False
 
 
 def split_path(raw_path: str) -> PathAddress:
@@ -50,7 +55,7 @@ def split_path(raw_path: str) -> PathAddress:
         return PathAddress(_tidy(raw_path), None, False)
     named = match["ours"] if match["ours"] is not None else match["seeds"]
     captured = match["ours"] is not None or match["segment"] is not None
-    return PathAddress(_tidy(match["rest"]), named, captured)
+    return PathAddress(_tidy(match["rest"]), named, captured, opted_in=match["segment"] is not None)
 
 
 def _tidy(path: str) -> str:
@@ -125,4 +130,4 @@ def resolve(
     if rollout_id is None and untagged == "refuse":
         raise RequestError(400, "untagged", "this gateway serves only calls that name their rollout")
     captured = rollout_id is not None and (where.captured or where.named is None)
-    return Address(where.path, rollout_id, captured)
+    return Address(where.path, rollout_id, captured, opted_in=where.opted_in)

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 
 from rolltape.errors import RequestError, StoreError
-from rolltape.store import CaptureStore, PolicyState
+from rolltape.store import PolicyState, RolloutBook
 
 log = logging.getLogger("rolltape.gateway")
 
@@ -45,7 +45,7 @@ class _Use:
 class Admission:
     """Decides whether a call may start now."""
 
-    def __init__(self, store: CaptureStore) -> None:
+    def __init__(self, store: RolloutBook) -> None:
         self._store = store
         self._uses: OrderedDict[str, _Use] = OrderedDict()
         self._policy = PolicyState()
@@ -67,6 +67,15 @@ class Admission:
         except StoreError as error:
             log.warning("the policy cannot be read: %s", error)
         return self._policy
+
+    async def announced(self, rollout_id: str) -> Mapping[str, Any]:
+        """The labels that a rollout was announced with; none where the store cannot tell."""
+        try:
+            use = self._uses.get(rollout_id) or await self._load(rollout_id)
+        except StoreError as error:
+            log.warning("the labels of %s cannot be read: %s", rollout_id, error)
+            return {}
+        return use.labels
 
     def labels(self, rollout_id: str | None) -> Mapping[str, Any]:
         """The labels of a rollout that was admitted; empty where nobody gave it any."""

@@ -14,7 +14,7 @@ import logging
 import time
 import uuid
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from rolltape.capture import CallIdentity, ModelCall, request_digest
@@ -75,7 +75,7 @@ class CallServer:
     async def serve(self, exchange: Exchange, protocol: WireProtocol, address: Address) -> None:
         """Serve one call whose address stands. Every error becomes a reply in the caller's dialect."""
         try:
-            call = await self._decode(exchange, protocol, address)
+            call = await self._decode(exchange, protocol, await self._recorded(address))
         except ClientGone:
             return
         except RequestError as error:
@@ -96,6 +96,15 @@ class CallServer:
             await refuse(exchange, protocol, error)
             return
         await exchange.respond(200, {"content-type": "application/json"}, protocol.encode_count(tokens))
+
+    async def _recorded(self, address: Address) -> Address:
+        """The address, to be captured only where capture is on and the agent opted in."""
+        if not address.captured or address.rollout_id is None:
+            return address
+        if self.config.capturing and (address.opted_in or not self.config.agents):
+            return address
+        labels = await self.admission.announced(address.rollout_id) if self.config.capturing else {}
+        return replace(address, captured=self.config.opted_in(labels))
 
     async def _decode(self, exchange: Exchange, protocol: WireProtocol, address: Address) -> _Call:
         body = await exchange.read_body(self.config.limits.max_body_bytes)

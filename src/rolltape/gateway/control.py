@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from rolltape.errors import ConflictError, RequestError, RetiredError, StoreError
+from rolltape.errors import ConflictError, ElsewhereError, RequestError, RetiredError, StoreError
 from rolltape.gateway.address import presented_keys
 from rolltape.gateway.admission import Budget
 from rolltape.gateway.call import internal_error
@@ -100,6 +100,8 @@ class Control:
                 return _error(RequestError(409, "conflict", error.message, hint=error.hint))
             except RetiredError as error:
                 return _error(RequestError(410, "retired", error.message, hint=error.hint))
+            except ElsewhereError as error:
+                return _error(RequestError(501, "elsewhere", error.message, hint=error.hint))
             except StoreError as error:
                 return _error(RequestError(503, "store_error", error.message, hint=error.hint))
             except ClientDisconnect:
@@ -140,7 +142,14 @@ class Control:
         await self._gateway.store.create_rollout(rollout_id, labels)
         base = f"{request.url.scheme}://{request.url.netloc}/rollout/{rollout_id}"
         urls = {"openai": f"{base}/v1", "anthropic": base, "gemini": base}
-        return {"rollout_id": rollout_id, "api_key": self._gateway.keys.key(rollout_id), "base_urls": urls}
+        config = self._gateway.config
+        return {
+            "rollout_id": rollout_id,
+            "api_key": self._gateway.keys.key(rollout_id),
+            "base_urls": urls,
+            "captured": config.opted_in(labels),
+            "rebuild": config.rebuilds,
+        }
 
     async def _list(self, request: Request) -> dict[str, Any]:
         return {"rollouts": await self._gateway.store.rollouts()}
@@ -179,6 +188,11 @@ class Control:
         asked, forms = request.query_params.get("delivery", "forest"), get_args(DeliveryForm)
         if asked not in forms:
             raise RequestError(400, "bad_delivery", f"delivery is one of {', '.join(forms)}, not {asked!r}")
+        if not self._gateway.config.rebuilds:
+            raise ElsewhereError(
+                "this gateway rebuilds nothing: token_id_capture.rebuild_response is false",
+                hint="freeze, rebuild and retire through the TokenSource of whoever owns the rollouts",
+            )
         delivery = cast("DeliveryForm", asked)
         snapshot = await self._gateway.store.read(_id(request))
         if snapshot is None:

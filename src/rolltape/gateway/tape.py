@@ -11,7 +11,7 @@ from typing import Protocol
 
 from rolltape.errors import FrozenError, RequestError, RetiredError, StoreError
 from rolltape.record import Delivery, TokenEntry
-from rolltape.store import CaptureStore
+from rolltape.store import CallSink, TokenSink
 
 log = logging.getLogger("rolltape.gateway")
 
@@ -62,7 +62,7 @@ class NoTape:
 class Marks:
     """Marks on rollouts that lost something. What the store cannot take now is tried again until it does."""
 
-    def __init__(self, store: CaptureStore) -> None:
+    def __init__(self, store: TokenSink) -> None:
         self._store = store
         self._pending: set[tuple[str, str]] = set()
         self._retrying: asyncio.Task[None] | None = None
@@ -110,7 +110,7 @@ class Tape:
 
     def __init__(
         self,
-        store: CaptureStore,
+        store: CallSink,
         marks: Marks,
         rollout_id: str,
         model_call_id: str,

@@ -31,15 +31,22 @@ from rolltape.rollouts.tasks import Task
 from rolltape.store import TokenSource
 
 LEDGER = "attempt.json"
+NOT_CAPTURED = "not captured: capture is off at the gateway, or this agent did not opt in"
 NO_CALLS = "no model call was captured: the harness reached another endpoint, or none"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a rollout's harness finds its model. `base_urls` are by family: openai (with /v1), anthropic, gemini."""
+    """Where a rollout's harness finds its model. `base_urls` are by family: openai (with /v1), anthropic, gemini.
+
+    `captured` False = the gateway records nothing of it; `rebuild` False = whoever owns the tokens freezes, rebuilds
+    and retires them elsewhere, and a run stops after the write.
+    """
 
     base_urls: Mapping[str, str]
     api_key: str
+    captured: bool = True
+    rebuild: bool = True
 
 
 class RolloutDesk(Protocol):
@@ -207,10 +214,11 @@ class _Run:
         labels = {"task_id": slot.task.id, "harness": self._plan.profile.name}
         await self._desk.outcome(rollout_id, reward=tried.reward, ending=tried.ended.ending, labels=labels)
         row = _row(self._plan, slot, rollout_id, tried, began)
-        built = await finalize_rollout_token_capture(row, self._source)
+        ours = address.captured and address.rebuild
+        built = await finalize_rollout_token_capture(row, self._source if ours else None)
         if built is not None and built.retirable:
             row["snapshot"] = {"snapshot_id": built.snapshot_id, "version": built.version}
-        self._judge(row)
+        self._judge(row, address)
         self._results.append(row)
         await retire_rollout_token_capture(rollout_id, self._source, built)
         self._tidy(row)
@@ -253,13 +261,16 @@ class _Run:
             budget_spent=budget_spent if self._plan.budget else None,
         )
 
-    def _judge(self, row: Row) -> None:
+    def _judge(self, row: Row, address: Address) -> None:
         """What the tokens say about the rollout's use: no call at all can't be the policy's own doing."""
         row.setdefault("mask_sample", False)
+        if address.captured and not address.rebuild:
+            return  # whoever rebuilds it sees its calls, and judges
         if not (row.get(METRICS_KEY) or {}).get("n_calls"):
+            why = NO_CALLS if address.captured else NOT_CAPTURED
             row["exclude"] = True
-            row["excluded_reason"] = row["excluded_reason"] or NO_CALLS
-            self._tell(Warned(row["_ng_rollout_id"], NO_CALLS))
+            row["excluded_reason"] = row["excluded_reason"] or why
+            self._tell(Warned(row["_ng_rollout_id"], why))
 
     def _tidy(self, row: Row) -> None:
         clean = row["ending"] == Ending.FINISHED and not row["exclude"] and not row["mask_sample"]

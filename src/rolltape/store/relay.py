@@ -114,9 +114,10 @@ class Relay(RolloutMemory):
     Closes what it was given: it was built for this gateway. Without a sink nothing is captured, and `why` says so.
     """
 
-    def __init__(self, sink: Hired | None, lineage: Hired | None = None, *, why: str) -> None:
+    def __init__(self, sink: Hired | None, *, why: str) -> None:
         super().__init__()
-        self._sink, self._lineage, self._why = sink, lineage, why
+        self._sink, self._why = sink, why
+        self.lineage: Hired | None = None
         self._closed = False
 
     async def begin_call(self, rollout_id: str, model_call_id: str) -> None:
@@ -157,20 +158,20 @@ class Relay(RolloutMemory):
         self._refuse("read")
 
     async def record(self, rollout_id: str, model_call_id: str, cumulative_token_ids: IntArray) -> None:
-        if self._lineage is not None:
-            await self._lineage.do("record", rollout_id, model_call_id, cumulative_token_ids)
+        if self.lineage is not None:
+            await self.lineage.do("record", rollout_id, model_call_id, cumulative_token_ids)
 
     async def resolve(self, rollout_id: str, prompt_token_ids: IntArray) -> LineageMatch | None:
-        if self._lineage is None:
+        if self.lineage is None:
             return None
-        found: LineageMatch | None = await self._lineage.do("resolve", rollout_id, prompt_token_ids)
+        found: LineageMatch | None = await self.lineage.do("resolve", rollout_id, prompt_token_ids)
         return found
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        for hired in (self._sink, self._lineage):
+        for hired in (self._sink, self.lineage):
             if hired is not None:
                 await _close(hired)
 
@@ -223,6 +224,8 @@ def _state(rollout_id: str, known: _Known) -> RolloutState:
     )
 
 
+OFFERED = ("begin_call", "settle_delivery")
+"""What a sink may have beside what it must; awaited before and after the entry."""
 SINK_METHODS = {
     "put": "a sink takes token entries: async def put(self, entry), durable when it returns",
     "mark_incomplete": "without it a rollout that lost a call would look complete: "
