@@ -24,6 +24,7 @@ CONTEXT = 32768
 FLAGS = (
     *("--served-model-name", "policy", "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager"),
     *("--max-model-len", str(CONTEXT), "--max-num-seqs", "8", "--no-enable-prefix-caching"),
+    *("--max-num-batched-tokens", str(CONTEXT)),  # a seed and a prompt in two chunks end the CPU build's engine
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"),
 )
 ENVIRONMENT = {
