@@ -37,7 +37,7 @@ class Logits:
 
 def entry(ids: list[int], log_probs: list[float | None], kind: str = "raw", **fields: Any) -> TokenEntry:
     arrays = {"prompt_token_ids": [0], "generation_token_ids": ids, "generation_log_probs": log_probs}
-    return TokenEntry(rollout_id="r", model_call_id="c", log_prob_kind=kind, **arrays, **fields)
+    return TokenEntry(rollout_id="r", model_call_id="c", log_prob_kind=kind, **arrays | fields)
 
 
 def scaled(**sampling: float) -> Distribution:
@@ -155,6 +155,7 @@ def test_grammar_masked_stretches_are_told_apart_and_not_compared() -> None:
 def test_entries_in_doubt_are_left_out_and_unknown_kinds_are_not_compared() -> None:
     source = Logits([2.0, 1.0])
     broken = [entry([0, 1], [-0.3]), entry([0, 1], [-0.3, -1.3], faults=("token_count_mismatch",))]
+    broken += [entry([0], [-0.3], media=({"kind": "image"},)), entry([0], [-0.3], prompt_token_ids=[])]
 
     assert compare_entries(broken, source) == {}
     found = compare_entries([entry([0, 1], [-0.3, -1.3], "unknown")], source)

@@ -106,6 +106,11 @@ def test_a_temperature_of_zero_is_an_error(directory: Path) -> None:
         TransformersLogProbs(directory).log_probs(ids(10), [(1, 2)], temperature=0)
 
 
+def test_an_id_of_another_model_is_an_error(directory: Path) -> None:
+    with pytest.raises(ValueError, match="id 500 is of another model: this one knows 500"):
+        TransformersLogProbs(directory).log_probs([1, VOCABULARY], [(1, 2)])
+
+
 def test_what_is_no_model_is_refused(tmp_path: Path, directory: Path) -> None:
     with pytest.raises(ConfigError, match="no model directory"):
         TransformersLogProbs(tmp_path)

@@ -17,12 +17,13 @@ import numpy as np
 import openai
 import pytest
 
+from rolltape.agreement import Distribution, TransformersLogProbs, compare_entries
 from rolltape.config import read_config
 from rolltape.gateway.serve import running
-from rolltape.record import TokenEntry
+from rolltape.record import LogProbKind, TokenEntry
 from rolltape.store import CaptureStore
 
-from .vllm_server import CONTEXT, MODEL, PYTHON
+from .vllm_server import CONTEXT, MODEL
 
 pytestmark = pytest.mark.real
 
@@ -290,37 +291,19 @@ async def test_recomputed_log_probs_agree_and_those_of_a_grammar_are_told_apart(
     await chat(up, stream=True, max_tokens=60, seed=1, **sdk_form(FORCED["a named tool"]))
     masked = await up.last()
 
-    again = await recomputed([*raw, masked])
+    found = compare_entries([*raw, masked], TransformersLogProbs(MODEL))
 
-    assert {entry.log_prob_kind for entry in raw} == {"raw"}
-    ours = np.concatenate([entry.generation_log_probs for entry in raw]).astype(float)
-    theirs = np.concatenate(again[:-1])
-    pearson = np.corrcoef(np.exp(ours), np.exp(theirs))[0, 1]
-    worst = np.abs(ours - theirs).max()
-    print(f"{len(ours)} tokens: Pearson of probabilities {pearson:.8f}, largest difference {worst:.2g}")
-    assert len(ours) > 200
-    assert pearson >= 0.9999
-    assert worst < 1e-3
-    assert masked.log_prob_kind == "grammar_masked"
-    assert np.abs(masked.generation_log_probs - again[-1]).max() > 1
-
-
-async def recomputed(entries: list[TokenEntry]) -> list[np.ndarray[Any, Any]]:
-    """Their log-probs by plain transformers in fp32."""
-    calls = [
-        {"prompt": entry.prompt_token_ids.tolist(), "generated": entry.generation_token_ids.tolist()}
-        for entry in entries
-    ]
-    process = await asyncio.create_subprocess_exec(
-        PYTHON,
-        Path(__file__).with_name("recompute.py"),
-        MODEL,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    out, _ = await process.communicate(json.dumps(calls).encode())
-    assert process.returncode == 0
-    return [np.array(values) for values in json.loads(out)]
+    told_apart = found.pop(Distribution(LogProbKind.GRAMMAR_MASKED))
+    assert told_apart.n_tokens == len(masked.generation_token_ids)
+    assert not told_apart.comparable
+    ((of, agreement),) = found.items()
+    print(agreement)
+    assert of == Distribution(LogProbKind.RAW)
+    assert agreement.n_tokens > 200
+    assert agreement.n_unknown == 0
+    assert agreement.holds(pearson=0.9999, max_abs_diff=1e-3)
+    passed_off = compare_entries([masked.with_(log_prob_kind=LogProbKind.RAW)], TransformersLogProbs(MODEL))
+    assert not passed_off[of].holds(pearson=0.9999, max_abs_diff=1), "a grammar's log-probs passed for raw ones"
 
 
 async def test_more_than_the_context_is_clamped_and_recorded_as_applied(lab: Labs) -> None:

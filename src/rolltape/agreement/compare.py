@@ -181,12 +181,13 @@ def parts(entry: TokenEntry) -> list[Part]:
 def compare_entries(entries: Iterable[TokenEntry], source: LogProbs) -> dict[Distribution, Agreement]:
     """Recompute what `entries` recorded and compare it, each distribution apart.
 
-    Distributions that cannot be recomputed appear with their reason and their number of tokens. Entries whose ids are
-    in doubt, or whose log-probs do not fit their ids, are left out: nothing says which token a log-prob belongs to.
+    Distributions that cannot be recomputed appear with their reason and their number of tokens. Left out are entries
+    whose ids are in doubt or are no whole account of what the model saw (media), and those whose log-probs do not fit
+    their ids: nothing says which token a log-prob belongs to.
     """
     found: dict[Distribution, tuple[list[FloatArray], list[FloatArray]]] = {}
     for entry in entries:
-        if entry.ids_exact and len(entry.generation_log_probs) == len(entry.generation_token_ids):
+        if _whole(entry):
             stretches = parts(entry)
             for (start, end, of), again in zip(stretches, _recompute(entry, stretches, source), strict=True):
                 recorded, recomputed = found.setdefault(of, ([], []))
@@ -196,6 +197,11 @@ def compare_entries(entries: Iterable[TokenEntry], source: LogProbs) -> dict[Dis
         of: compare(np.concatenate(recorded), np.concatenate(recomputed), of=of, against=of)
         for of, (recorded, recomputed) in found.items()
     }
+
+
+def _whole(entry: TokenEntry) -> bool:
+    known = entry.ids_exact and len(entry.prompt_token_ids) > 0 and not entry.media
+    return known and len(entry.generation_log_probs) == len(entry.generation_token_ids)
 
 
 def _recompute(entry: TokenEntry, stretches: Sequence[Part], source: LogProbs) -> list[FloatArray]:

@@ -43,13 +43,17 @@ class TransformersLogProbs:
         """For each span (start, end) of `sequence` the (end - start,) log-probs of its ids, each given all before it.
 
         They are of softmax(logits / temperature), in nats: raw ones at 1. A span starts at 1 or later, since nothing
-        says how likely a first token is. Raises `ValueError` for other spans and for a temperature that is not above 0.
+        says how likely a first token is. Raises `ValueError` for other spans, for a temperature that is not above 0,
+        and for ids that the model does not have.
         """
         ids = token_ids(sequence)
         if any(not 1 <= start <= end <= len(ids) for start, end in spans):
             raise ValueError(f"spans must lie in 1..{len(ids)}: {spans}")
         if not temperature > 0:
             raise ValueError(f"temperature must be above 0, not {temperature}")
+        known = self._model.get_input_embeddings().num_embeddings
+        if len(ids) and ids.max() >= known:
+            raise ValueError(f"id {ids.max()} is of another model: this one knows {known}")
         wanted = np.zeros(len(ids), np.bool_)
         for start, end in spans:
             wanted[start:end] = True
