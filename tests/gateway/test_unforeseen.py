@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import aiohttp
@@ -9,7 +10,7 @@ import pytest
 
 from rolltape.config import read_config
 from rolltape.gateway import serve
-from rolltape.record import Outcome
+from rolltape.record import Delivery, Outcome
 from rolltape.store import TokenCaptureStore
 from rolltape.testing.scripted import Fault, ScriptedEngine, Step
 
@@ -92,3 +93,22 @@ def test_gateways_that_start_at_once_share_one_control_token(tmp_path):
 def test_an_empty_token_file_is_filled(tmp_path, held):
     (tmp_path / serve.TOKEN_FILE).write_text(held)
     assert len(serve.control_token(read_config(None, dir=str(tmp_path)), tmp_path)) > 32
+
+
+async def test_a_whole_reply_that_its_client_never_read_was_not_delivered(gateway):
+    """The reply is larger than what the kernel takes for a client that does not read: the rest waits in the gateway."""
+    script = [Step(text="w" * 60_000)]
+    body = json.dumps({"model": "scripted", "messages": [{"role": "user", "content": "hi"}], "logprobs": True})
+    head = f"POST /rollout/R1{CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    async with gateway(engine=ScriptedEngine(script=script, chunk=60_000)) as lab:
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            deaf.connect(("127.0.0.1", int(lab.url.rpartition(":")[2])))
+            deaf.sendall((head + body).encode())
+            assert await asyncio.to_thread(deaf.recv, 12) == b"HTTP/1.1 200"
+        for _ in range(100):
+            (entry,) = await lab.entries()
+            if entry.delivery is not Delivery.UNKNOWN:
+                break
+            await asyncio.sleep(0.02)
+    assert (entry.outcome, entry.delivery) == (Outcome.COMPLETED, Delivery.UNDELIVERED)

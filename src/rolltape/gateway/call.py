@@ -262,10 +262,13 @@ class CallServer:
         """Send what waited for the durable entry. A client that leaves after the last byte has its reply."""
         assert call.machine is not None
         assert call.tape is not None
-        gone = call.exchange.gone
-        if not gone:
+        delivery = Delivery.UNDELIVERED
+        if not call.exchange.gone:
             await channel.finish(call.machine)
-        await call.tape.settle(Delivery.UNDELIVERED if gone else Delivery.DELIVERED)
+            # Half a JSON object is nothing, but a harness may have acted on the events of half a stream.
+            half = Delivery.UNKNOWN if call.request.stream else Delivery.UNDELIVERED
+            delivery = half if call.exchange.cut else Delivery.DELIVERED
+        await call.tape.settle(delivery)
 
 
 def internal_error(error: Exception) -> RequestError:

@@ -34,6 +34,8 @@ class Exchange:
         """True once the status line has been sent: from then on errors must go into the body."""
         self.gone = False
         """True once the client has closed the connection."""
+        self.cut = False
+        """True when the client left while part of the reply still waited here: it cannot have had the whole."""
         self._receive, self._send = receive, send
         self._writing = asyncio.Lock()
         self._scope: asyncio.Timeout | None = None
@@ -98,14 +100,18 @@ class Exchange:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def close(self) -> None:
-        """End the body."""
+        """End the body, once the connection has taken what is written."""
+        await self._send({"type": "http.response.body", "body": b"", "more_body": True})
+        await asyncio.sleep(0)  # the watch hears of a disconnect no later than the writer
+        self.cut = self.gone
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """The whole response at once; a HEAD request gets its headers only."""
         await self.open(status, {**headers, "content-length": str(len(body))})
         content = b"" if self.method == "HEAD" else body
-        await self._send({"type": "http.response.body", "body": content, "more_body": False})
+        await self.write(content)
+        await self.close()
 
 
 def joined_headers(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
