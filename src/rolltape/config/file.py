@@ -30,8 +30,6 @@ def read_config(path: Path | None, **flags: Any) -> ServeConfig:
     """The file's values with the given flags on top (None = flag not given). `engine_*` flags go to `engine`."""
     values = _unnested(_read(path)) if path else {}
     engine = dict(_mapping(values, "engine", "for example engine: {kind: scripted}"))
-    if flags.get("dir") is None and (directory := _store_directory(values)):
-        values["dir"] = directory
     for name, value in flags.items():
         if value is None:
             continue
@@ -39,6 +37,8 @@ def read_config(path: Path | None, **flags: Any) -> ServeConfig:
             engine[name.removeprefix("engine_")] = value
         else:
             values[name] = value
+    if flags.get("dir") is None and (directory := _store_directory(values)):
+        values["dir"] = directory
     return _checked(_convert({**values, "engine": engine}))
 
 
