@@ -5,6 +5,7 @@ arguments that its constructor does not take, methods that it lacks or that cann
 secrets, so their values are struck out of every message.
 """
 
+import contextlib
 import importlib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
@@ -43,7 +44,8 @@ async def build(named: ForeignClass, *, required: Mapping[str, str], optional: I
         _check_methods(named, built, required, optional)
     except ConfigError:
         if _awaitable(getattr(built, "close", None)):
-            await built.close()
+            with contextlib.suppress(Exception):  # what does not fit is the news, whatever its own closing says
+                await built.close()
         raise
     return built
 

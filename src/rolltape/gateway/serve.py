@@ -153,6 +153,7 @@ def control_token(config: ServeConfig, directory: Path) -> str:
 
 def _make_token(path: Path) -> str:
     """A new token in the file at `path`, durable and whole. Where gateways start at once, the first one's counts."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
