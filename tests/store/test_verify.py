@@ -125,3 +125,36 @@ async def test_retention_removes_what_retired_rollouts_held_and_keeps_the_fence(
 def test_no_store_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no store"):
         verify(tmp_path)
+
+
+@pytest.mark.parametrize("said", ["'{oops'", "'[1]'", "x'ff'", "7"])
+async def test_an_outcome_that_cannot_be_read_is_damage_and_no_exception(tmp_path: Path, said: str) -> None:
+    await stored_chain(tmp_path)
+    change(tmp_path, f"UPDATE rollouts SET outcome = {said} WHERE rollout_id = 'R'")
+    async with TokenCaptureStore(tmp_path) as store:
+        snapshot, states = await store.freeze("R"), await store.rollouts()
+    assert (len(snapshot.entries), snapshot.incomplete, snapshot.outcome) == (3, True, {})
+    assert len(states) == 2
+    assert not verify(tmp_path).sound
+
+
+@pytest.mark.parametrize("column", ["digest", "prompt_digest", "ids", "log_probs", "header", "base", "n_prompt"])
+async def test_a_column_of_another_type_is_damage_and_no_exception(tmp_path: Path, column: str) -> None:
+    await stored_chain(tmp_path)
+    for value in ("7", "'text'", "1.5", "-1", "x'00'"):
+        change(tmp_path, f"UPDATE entries SET {column} = {value} WHERE call_id = 'k1'")
+        snapshot = await freeze(tmp_path)
+        assert snapshot.incomplete, value
+        assert not verify(tmp_path).sound, value
+        assert "k1" not in [entry.model_call_id for entry in snapshot.entries]
+
+
+async def test_a_schema_whose_text_is_no_text_is_an_unusable_store(tmp_path: Path) -> None:
+    await stored_chain(tmp_path)
+    file = tmp_path / FILE_NAME
+    whole = file.read_bytes()
+    at = whole.index(b"CREATE TABLE rollouts")
+    file.write_bytes(whole[: at + 13] + b"\xff\xfe" + whole[at + 15 :])
+    assert not verify(tmp_path).sound
+    with pytest.raises(StoreError, match="no usable store"):
+        TokenCaptureStore(tmp_path)

@@ -8,6 +8,7 @@ exception: what else the rollout holds is still good.
 
 import hashlib
 import sqlite3
+import struct
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,14 @@ import numpy as np
 
 from rolltape.record import TokenEntry
 from rolltape.store.sqlite import codec, texts
+from rolltape.store.sqlite.schema import DAMAGED
 from rolltape.tokens import IntArray
 
 if TYPE_CHECKING:
     from hashlib import _Hash as Hash
 
 _SELECT = f"SELECT {codec.COLUMNS} FROM entries"  # noqa: S608
-UNREADABLE = (sqlite3.DatabaseError, KeyError, *codec.UNPACK_ERRORS)
+UNREADABLE = (*DAMAGED, KeyError, AttributeError, struct.error, *codec.UNPACK_ERRORS)
 
 
 @dataclass(slots=True)
@@ -84,7 +86,7 @@ def load(
     for row in rows:
         if row.kind == 0:
             loaded.n_rows += 1
-            loaded.chain = codec.next_chain(loaded.chain, row.digest)
+            loaded.chain = codec.next_chain(loaded.chain, row.digest if isinstance(row.digest, bytes) else b"")
     for seq, piece in known.items():
         kept: dict[str, Any] = {"output_items": items.get(seq, ())}
         if requests:
@@ -102,7 +104,7 @@ def _rows(db: sqlite3.Connection, rollout: int, problems: list[tuple[str, str]])
     try:
         found = db.execute(f"{_SELECT} WHERE rollout = ? ORDER BY seq", (rollout,))
         return [codec.Row(*values) for values in found]
-    except sqlite3.DatabaseError:
+    except DAMAGED:
         return _rows_one_by_one(db, rollout, problems)
 
 
@@ -114,9 +116,9 @@ def _rows_one_by_one(db: sqlite3.Connection, rollout: int, problems: list[tuple[
         for seq, call_id in sorted(named):
             try:
                 rows.append(codec.Row(*db.execute(f"{_SELECT} WHERE seq = ?", (seq,)).fetchone()))
-            except (sqlite3.DatabaseError, TypeError) as error:
+            except (*DAMAGED, TypeError) as error:
                 problems.append((call_id, f"unreadable row: {error}"))
-    except sqlite3.DatabaseError as error:
+    except DAMAGED as error:
         problems.append(("", f"the file is damaged: {error}"))
     return rows
 

@@ -46,12 +46,30 @@ class Rollout:
         return hashlib.sha256(f"{self.rollout_id}\n{self.version}\n".encode() + self.chain).hexdigest()[:32]
 
     def told(self) -> dict[str, Any]:
-        """What the runner said: reward, ending, labels; {} = nothing."""
-        outcome: dict[str, Any] = msgspec.json.decode(self.outcome) if self.outcome else {}
-        labels = (msgspec.json.decode(self.labels) if self.labels else {}) | outcome.get("labels", {})
+        """What the runner said: reward, ending, labels; {} = nothing, or nothing that can be read (`untold`)."""
+        try:
+            return self._told()
+        except _UNTOLD:
+            return {}
+
+    @property
+    def untold(self) -> bool:
+        """True when the runner said something that is damaged now."""
+        try:
+            self._told()
+        except _UNTOLD:
+            return True
+        return False
+
+    def _told(self) -> dict[str, Any]:
+        outcome = msgspec.json.decode(self.outcome, type=dict[str, Any]) if self.outcome else {}
+        labels = (msgspec.json.decode(self.labels, type=dict[str, Any]) if self.labels else {}) | outcome.get(
+            "labels", {}
+        )
         return outcome | {"labels": labels} if outcome or labels else {}
 
 
+_UNTOLD = (msgspec.MsgspecError, UnicodeError, TypeError)
 _COLUMNS = ", ".join(f.name for f in fields(Rollout))
 _MARKED = "EXISTS (SELECT 1 FROM marks m WHERE m.rollout = r.id)"
 _OPEN = "(SELECT count(*) FROM intents i WHERE i.rollout = r.id)"
@@ -257,6 +275,8 @@ def damages(rollout: Rollout, loaded: reading.Loaded) -> list[str]:
     found = [worded(call_id, f"damaged: {problem}") for call_id, problem in loaded.problems]
     if (loaded.n_rows, loaded.chain) != (rollout.n_entries, rollout.chain):
         found.append(f"damaged: {loaded.n_rows} of {rollout.n_entries} entries, or their chain is broken")
+    if rollout.untold:
+        found.append("damaged: its outcome or its labels cannot be read")
     return found
 
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from rolltape.errors import StoreError
 
 FILE_NAME = "rolltape.db"
+DAMAGED = (sqlite3.Error, UnicodeDecodeError)
+"""What SQLite raises of a damaged file; its message may quote bytes that are no text."""
 BUSY_SECONDS = 10.0
 """How long a writer waits for the write lock of another process."""
 APPLICATION_ID = 0x726F6C6C
@@ -109,7 +111,7 @@ def prepare(folder: Path) -> Path:
             os.fsync(handle)
     except OSError as error:
         raise StoreError(f"cannot open the store at {folder}: {error}") from error
-    except sqlite3.Error as error:
+    except DAMAGED as error:
         raise StoreError(
             f"{file} is no usable store: {error}", hint="`rolltape verify` says what is damaged"
         ) from error

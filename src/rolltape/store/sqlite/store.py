@@ -205,7 +205,7 @@ class TokenCaptureStore:
         try:
             with self._reader() as connection:
                 return operation(connection)
-        except sqlite3.Error as error:
+        except schema.DAMAGED as error:
             raise StoreError(
                 f"cannot read {self._file}: {error}", hint="`rolltape verify` says what is damaged"
             ) from error

@@ -40,7 +40,7 @@ def verify(dir: str | Path, *, progress: Callable[[int, int], None] | None = Non
         schema.check_version(db, file)
         db.execute("BEGIN")
         return _verify(db, progress or (lambda done, total: None))
-    except sqlite3.DatabaseError as error:
+    except schema.DAMAGED as error:
         return VerifyReport(0, 0, 0, 0, (f"the file is damaged: {error}",))
     finally:
         db.close()

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rolltape.errors import StoreError
+from rolltape.store.sqlite.schema import DAMAGED
 
 Operation: TypeAlias = Callable[[sqlite3.Connection], Any]
 
@@ -142,7 +143,7 @@ class Writer:
             results = [self._attempt(job) for job in batch]
             self._db.execute("COMMIT")
             self._in_place()
-        except (sqlite3.Error, StoreError) as error:
+        except (*DAMAGED, StoreError) as error:
             self._abandon()
             self._owe(batch)
             return [_as_store_error(error) for _ in batch]
