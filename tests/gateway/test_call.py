@@ -391,6 +391,18 @@ async def test_a_body_of_50_megabytes_is_refused_and_the_gateway_goes_on(gateway
         assert (await lab.ask())[0] == 200
 
 
+async def test_a_body_that_does_not_arrive_is_not_waited_for_forever(gateway):
+    async with gateway(limits={"body_seconds": 0.1}) as lab:
+
+        async def slowly():
+            yield b'{"model": "scripted"'
+            await asyncio.sleep(1)
+            yield b"}"
+
+        async with lab.http.post(lab.chat_url(), data=slowly()) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (408, "request_timeout")
+
+
 async def test_probes_are_answered_and_never_recorded(gateway):
     async with gateway() as lab:
         for prefix in ("", "/rollout/R1"):

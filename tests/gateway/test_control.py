@@ -174,6 +174,14 @@ async def test_a_rollout_over_budget_is_stopped_with_403(gateway, budget):
         assert not held.incomplete
 
 
+async def test_a_call_that_is_not_captured_spends_the_budget_all_the_same(gateway):
+    async with gateway(script=HELLO * 9) as lab, lab.control().rollout("t-0", budget={"calls": 1}):
+        body = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
+        for wanted in (200, 403):
+            async with lab.http.post(f"{lab.url}/ng-rollout/t-0{CHAT}", json=body) as response:
+                assert response.status == wanted
+
+
 async def test_metrics_are_there_for_prometheus(gateway):
     async with gateway(script=HELLO) as lab:
         await lab.ask()

@@ -29,6 +29,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     max_body_bytes: Annotated[int, msgspec.Meta(gt=0)] = 32 * 2**20
     """Largest request body, as sent and as expanded."""
+    body_seconds: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    """How long a request body may take to arrive."""
     keep_alive_seconds: Annotated[float, msgspec.Meta(gt=0)] = 15.0
     """Silence in a stream after which a keep-alive frame is sent; clients give up after 60 s and more."""
     first_byte_seconds: Annotated[float, msgspec.Meta(gt=0)] = 10.0

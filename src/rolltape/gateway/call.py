@@ -107,10 +107,19 @@ class CallServer:
         return replace(address, captured=self.config.opted_in(labels))
 
     async def _decode(self, exchange: Exchange, protocol: WireProtocol, address: Address) -> _Call:
-        body = await exchange.read_body(self.config.limits.max_body_bytes)
+        body = await self._body(exchange)
         request = protocol.decode(address.path, body, exchange.headers)
         model = await self.model_for(request.model)
         return _Call(exchange, protocol, address, request, model, request_digest(body))
+
+    async def _body(self, exchange: Exchange) -> bytes:
+        limits = self.config.limits
+        try:
+            async with asyncio.timeout(limits.body_seconds):
+                return await exchange.read_body(limits.max_body_bytes)
+        except TimeoutError as error:
+            message = f"the request body did not arrive within {limits.body_seconds:g} seconds"
+            raise RequestError(408, "request_timeout", message) from error
 
     async def model_for(self, asked: str) -> str:
         """The engine's model behind a requested name. Raises 404 naming what is served."""
@@ -172,10 +181,10 @@ class CallServer:
 
     async def _admit(self, call: _Call) -> None:
         """Wait for the policy, charge the budget, and send the intent on its way."""
-        rollout_id = call.address.rollout_id if call.address.captured else None
-        policy = await self.admission.admit(rollout_id)
+        rollout_id = call.address.rollout_id
+        policy = await self.admission.admit(rollout_id)  # a call that is not captured spends the budget all the same
         call.machine = ModelCall(self._identity(call, policy.version))
-        if rollout_id is None:
+        if rollout_id is None or not call.address.captured:
             call.tape = NoTape()
             return
         call.tape = Tape(
@@ -243,9 +252,9 @@ class CallServer:
         assert call.tape is not None
         await call.tape.record(entry)
         self.metrics.call_ended(call.protocol.name, entry.outcome, captured=call.address.captured)
+        self.admission.charge_tokens(entry.rollout_id, len(entry.generation_token_ids))
         if call.address.captured:
             self.metrics.recorded(entry)
-            self.admission.charge_tokens(entry.rollout_id, len(entry.generation_token_ids))
 
     async def _close(self, call: _Call, outcome: Outcome, error: str) -> None:
         """Settle the intent of a call that did not complete; a call that was never admitted leaves nothing."""
