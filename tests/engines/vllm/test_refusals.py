@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from rolltape.engines.vllm.refusals import TooManyTokens, leaves_no_room, refusal
+from rolltape.engines.refusals import TooManyTokens
+from rolltape.engines.vllm.refusals import leaves_no_room, refusal
 from rolltape.errors import EngineBroken, EngineRefused, EngineUnavailable, RequestError
 
 PATH = "/v1/chat/completions"

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from rolltape.chat import ChatRequest, Json
+from rolltape.engines import openai_body
+from rolltape.engines.openai_body import ToolGrammar, chat_body, extra_fields, is_neutral
 from rolltape.record import LogProbKind
 
 LogProbsMode: TypeAlias = Literal["raw_logprobs", "processed_logprobs"]
-ToolGrammar: TypeAlias = Literal["keep", "drop", "always"]
 
 CAPTURE: Mapping[str, Any] = {
     "stream": True,
@@ -87,19 +88,12 @@ def ask(
 
 def _prompt(request: ChatRequest) -> Json:
     prompt = request.prompt if isinstance(request.prompt, str) else list(request.prompt or ())
-    return {**_extra(request), "prompt": prompt, "logprobs": 0}
+    return {**extra_fields(request, OURS), "prompt": prompt, "logprobs": 0}
 
 
 def _chat(request: ChatRequest, tool_grammar: ToolGrammar) -> Json:
-    body = {**_extra(request), "messages": _messages(request)}
-    if request.tools:
-        loose = tool_grammar == "drop"
-        body["tools"] = [_loosened(tool) if loose else tool for tool in request.tools]
-        if request.tool_choice is not None:
-            body["tool_choice"] = request.tool_choice
-        if loose:
-            body.pop("parallel_tool_calls", None)
-    return {**body, "logprobs": True, "top_logprobs": 0}
+    body = chat_body(request, ours=OURS, tool_grammar=tool_grammar)
+    return {**body, "messages": _messages(request), "logprobs": True, "top_logprobs": 0}
 
 
 def _messages(request: ChatRequest) -> list[Json]:
@@ -109,17 +103,6 @@ def _messages(request: ChatRequest) -> list[Json]:
         if body.get("reasoning_content") is not None:
             body.setdefault("reasoning", body["reasoning_content"])
     return messages
-
-
-def _extra(request: ChatRequest) -> Json:
-    return {name: value for name, value in request.extra.items() if name not in OURS and value is not None}
-
-
-def _loosened(tool: Json) -> Json:
-    function = tool.get("function")
-    if not isinstance(function, dict) or "strict" not in function:
-        return tool
-    return {**tool, "function": {k: v for k, v in function.items() if k != "strict"}}
 
 
 def log_prob_kind(body: Json, applied: Json, mode: LogProbsMode, tool_grammar: ToolGrammar = "keep") -> LogProbKind:
@@ -134,16 +117,12 @@ def log_prob_kind(body: Json, applied: Json, mode: LogProbsMode, tool_grammar: T
 def _processed_kind(body: Json, applied: Json) -> LogProbKind:
     """Only what the request itself says counts: what it leaves out, the server's own defaults may have changed."""
     temperature = applied.get("temperature")
-    plain = all(_is(applied.get(name), neutral) for name, neutral in TRUNCATING.items())
-    plain = plain and all(_is(applied.get(name, neutral), neutral) for name, neutral in NEUTRAL.items())
+    plain = all(is_neutral(applied.get(name), neutral) for name, neutral in TRUNCATING.items())
+    plain = plain and all(is_neutral(applied.get(name, neutral), neutral) for name, neutral in NEUTRAL.items())
     steered = any(applied.get(name) for name in ("logit_bias", "bad_words", "allowed_token_ids"))
     if temperature is None or not plain or steered or body.get("thinking_token_budget") is not None:
         return LogProbKind.UNKNOWN
     return LogProbKind.RAW if temperature in (0, 1) else LogProbKind.TEMPERATURE_SCALED
-
-
-def _is(value: Any, neutral: Any) -> bool:
-    return bool(value in neutral if isinstance(neutral, tuple) else value == neutral)
 
 
 def constrained(body: Json, tool_grammar: ToolGrammar = "keep") -> bool:
@@ -152,15 +131,8 @@ def constrained(body: Json, tool_grammar: ToolGrammar = "keep") -> bool:
     vLLM constrains tool calls not only where one is forced: also where a tool is strict, and where no two calls may
     stand side by side.
     """
-    form = body.get("response_format")
-    if body.get("structured_outputs") is not None or (form and form.get("type") != "text"):
-        return True
-    choice, tools = body.get("tool_choice"), body.get("tools") or ()
-    if not tools or choice == "none":
-        return False
-    if choice not in (None, "auto") or tool_grammar == "always" or body.get("parallel_tool_calls") is False:
-        return True
-    return any(isinstance(tool.get("function"), dict) and tool["function"].get("strict") for tool in tools)
+    every_call = tool_grammar == "always" or body.get("parallel_tool_calls") is False
+    return openai_body.constrained(body, grammars=("structured_outputs",), every_call=every_call)
 
 
 def tokenize_body(request: ChatRequest, model: str) -> Json:

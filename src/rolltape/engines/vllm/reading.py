@@ -11,23 +11,23 @@ from typing import Any
 
 import msgspec
 
-from rolltape.chat import Delta, EngineEvent, Finished, FinishReason, Json, Started, ToolCallDelta
-from rolltape.engines.http import lenient_json
+from rolltape.chat import Delta, EngineEvent, Finished, FinishReason, Json, Started
+from rolltape.engines.openai_answer import (
+    chat_log_probs,
+    count,
+    finish_reason,
+    json_chunk,
+    log_prob,
+    prompt_ids,
+    tool_call,
+)
 from rolltape.engines.vllm.asking import Asked
 from rolltape.engines.vllm.refusals import refusal
-from rolltape.errors import EngineBroken, EngineRefused, EntryError
+from rolltape.errors import EngineBroken, EngineRefused
 from rolltape.record import Fault
 from rolltape.sse import SseParser
-from rolltape.tokens import IntArray, token_ids
+from rolltape.tokens import IntArray
 
-FINISH_REASONS: dict[str, FinishReason] = {
-    "stop": "stop",
-    "length": "length",
-    "tool_calls": "tool_calls",
-    "function_call": "tool_calls",
-    "content_filter": "content_filter",
-    "repetition": "length",
-}
 NO_LOG_PROB = -9999.0
 """What vLLM writes where there is no log-prob, or none that JSON can hold."""
 
@@ -74,7 +74,7 @@ class AnswerReader:
         if data.strip() == b"[DONE]":
             return self._finish(None)
         try:
-            return self.chunk(_object(data))
+            return self.chunk(json_chunk(data, "vLLM"))
         except (TypeError, AttributeError, ValueError) as error:
             raise EngineBroken(f"vLLM sent a chunk of another shape ({error}): {data[:80]!r}") from error
 
@@ -129,7 +129,7 @@ class AnswerReader:
     def _delta(self, choice: Json) -> Delta:
         shown = choice.get("delta") or choice.get("message") or {}
         ids, (log_probs, texts) = _ids(choice, shown), _log_probs(choice.get("logprobs"))
-        calls = tuple(_call(i, call) for i, call in enumerate(shown.get("tool_calls") or ()))
+        calls = tuple(tool_call(i, call) for i, call in enumerate(shown.get("tool_calls") or ()))
         self._ids += len(ids)
         self._log_probs += len(log_probs)
         self._shifted |= len(ids) != len(log_probs)
@@ -152,8 +152,8 @@ class AnswerReader:
         reason = "tool_calls" if self._calls and self._reason == "stop" else self._reason
         counts = usage or {}
         details = counts.get("prompt_tokens_details") or {}
-        completion, cached = _count(counts.get("completion_tokens")), _count(details.get("cached_tokens"))
-        return [Finished(reason, completion, cached, faults=self._faults(_count(counts.get("prompt_tokens"))))]
+        completion, cached = count(counts.get("completion_tokens")), count(details.get("cached_tokens"))
+        return [Finished(reason, completion, cached, faults=self._faults(count(counts.get("prompt_tokens"))))]
 
     def _faults(self, prompt_tokens: int | None) -> tuple[str, ...]:
         faults = []
@@ -165,23 +165,9 @@ class AnswerReader:
         return tuple(faults)
 
 
-def _object(data: bytes) -> Json:
-    try:
-        value = lenient_json(data)
-    except ValueError as error:
-        raise EngineBroken(f"vLLM sent a chunk that is no JSON: {data[:80]!r}") from error
-    if not isinstance(value, dict):
-        raise EngineBroken(f"vLLM sent a chunk that is no object: {data[:80]!r}")
-    return value
-
-
 def _prompt_ids(chunk: Json, choice: Json) -> IntArray | None:
-    """Top-level in chat, in the choice of a completion; None where they are no ids."""
-    told = chunk.get("prompt_token_ids") or choice.get("prompt_token_ids")
-    try:
-        return token_ids(told) if isinstance(told, list) else None
-    except EntryError:
-        return None
+    """Top-level in chat, in the choice of a completion."""
+    return prompt_ids(chunk.get("prompt_token_ids") or choice.get("prompt_token_ids"))
 
 
 def _ids(choice: Json, shown: Json) -> tuple[int, ...]:
@@ -197,29 +183,10 @@ def _log_probs(told: Any) -> tuple[tuple[float | None, ...], tuple[str, ...]]:
     if not isinstance(told, dict):
         return (), ()
     if isinstance(told.get("content"), list):
-        entries = [entry if isinstance(entry, dict) else {} for entry in told["content"]]
-        return tuple(_log_prob(e.get("logprob")) for e in entries), tuple(str(e.get("token", "")) for e in entries)
-    return tuple(map(_log_prob, told.get("token_logprobs") or ())), tuple(map(str, told.get("tokens") or ()))
-
-
-def _log_prob(value: Any) -> float | None:
-    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-    return None if number == NO_LOG_PROB else number
-
-
-def _call(position: int, call: Json) -> ToolCallDelta:
-    function = call.get("function") or {}
-    return ToolCallDelta(
-        call.get("index", position), call.get("id"), function.get("name"), function.get("arguments") or ""
-    )
+        return chat_log_probs(told["content"], NO_LOG_PROB)
+    values = tuple(log_prob(value, NO_LOG_PROB) for value in told.get("token_logprobs") or ())
+    return values, tuple(map(str, told.get("tokens") or ()))
 
 
 def _finish_reason(reason: Any) -> FinishReason:
-    known = FINISH_REASONS.get(reason) if isinstance(reason, str) else None
-    if known is None:
-        raise EngineBroken(f"vLLM ended the generation by itself: {reason}")
-    return known
-
-
-def _count(value: Any) -> int | None:
-    return value if type(value) is int else None
+    return "length" if reason == "repetition" else finish_reason(reason, "vLLM")

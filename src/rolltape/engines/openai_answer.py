@@ -1,0 +1,76 @@
+"""Pieces of OpenAI-shaped answers, read as engines send them. Pure.
+
+What is no id, log-prob or count is None, so that capture marks it; what is no answer at all raises `EngineBroken`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rolltape.chat import FinishReason, Json, ToolCallDelta
+from rolltape.engines.http import lenient_json
+from rolltape.errors import EngineBroken, EntryError
+from rolltape.tokens import IntArray, token_ids
+
+FINISH_REASONS: dict[str, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "content_filter": "content_filter",
+}
+
+
+def json_chunk(data: bytes, name: str) -> Json:
+    """A chunk of the server `name`. Raises `EngineBroken` where it is no object."""
+    try:
+        value = lenient_json(data)
+    except ValueError as error:
+        raise EngineBroken(f"{name} sent a chunk that is no JSON: {data[:80]!r}") from error
+    if not isinstance(value, dict):
+        raise EngineBroken(f"{name} sent a chunk that is no object: {data[:80]!r}")
+    return value
+
+
+def prompt_ids(told: Any) -> IntArray | None:
+    """None where they are no ids."""
+    try:
+        return token_ids(told) if isinstance(told, list) else None
+    except EntryError:
+        return None
+
+
+def log_prob(value: Any, none_at: float) -> float | None:
+    """`none_at`: the number, and all below it, that the server writes where there is none that JSON can hold."""
+    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return None if number is not None and number <= none_at else number
+
+
+def chat_log_probs(content: Sequence[Any], none_at: float) -> tuple[tuple[float | None, ...], tuple[str, ...]]:
+    """Log-probs and the tokens' own texts of `choices[].logprobs.content`."""
+    entries = [entry if isinstance(entry, dict) else {} for entry in content]
+    return (
+        tuple(log_prob(entry.get("logprob"), none_at) for entry in entries),
+        tuple(str(entry.get("token", "")) for entry in entries),
+    )
+
+
+def tool_call(position: int, call: Json) -> ToolCallDelta:
+    """A piece of a tool call; `position` in its list is its index where it tells none."""
+    function = call.get("function") or {}
+    index = call.get("index")
+    return ToolCallDelta(
+        position if index is None else index, call.get("id"), function.get("name"), function.get("arguments") or ""
+    )
+
+
+def finish_reason(reason: Any, name: str) -> FinishReason:
+    """Raises `EngineBroken` where the server `name` gave up by itself."""
+    known = FINISH_REASONS.get(reason) if isinstance(reason, str) else None
+    if known is None:
+        raise EngineBroken(f"{name} ended the generation by itself: {reason}")
+    return known
+
+
+def count(value: Any) -> int | None:
+    """A number of tokens."""
+    return value if type(value) is int else None
