@@ -83,6 +83,9 @@ async def run_process(command: Command, stop: Callable[[], Awaitable[bool]] | No
             )
         except (OSError, ValueError) as error:
             return Exit(None, time.monotonic() - began, error=str(error))
+        except asyncio.CancelledError:
+            end_marked(command.mark)  # asyncio ends the child that it was starting, but not what that had started
+            raise
         finally:
             out.close_write_end()
             err.close_write_end()
