@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from rolltape import tokens
 from rolltape.record import TokenEntry
 from rolltape.store import TokenCaptureStore
-from rolltape.store.sqlite import codec, verify
-from rolltape.store.sqlite.lineage import Lineage, Lineages
+from rolltape.store.sqlite import verify
+from rolltape.store.tables import codec
+from rolltape.store.tables.lineage import Lineage, Lineages
 from rolltape.testing.contracts import assert_same, entry
 
 short = st.lists(st.integers(0, 2), max_size=6)

@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rolltape.errors import StoreError
+from rolltape.store.tables.connection import DAMAGED
 
 FILE_NAME = "rolltape.db"
-DAMAGED = (sqlite3.Error, UnicodeDecodeError)
-"""What SQLite raises of a damaged file; its message may quote bytes that are no text."""
 BUSY_SECONDS = 10.0
 """How long a writer waits for the write lock of another process."""
 APPLICATION_ID = 0x726F6C6C
@@ -95,6 +94,13 @@ MIGRATIONS = (_FIRST,)
 """Element n turns a file of version n into one of version n + 1."""
 
 
+class Connection(sqlite3.Connection):
+    """As `tables.connection.Connection` wants it: a writer holds the whole file, so no row needs a lock."""
+
+    row_lock = ""
+    begin_view = "BEGIN"
+
+
 def prepare(folder: Path) -> Path:
     """Make `folder` a store of the current version, durably, and return the path of its file."""
     file = folder / FILE_NAME
@@ -118,7 +124,7 @@ def prepare(folder: Path) -> Path:
     return file
 
 
-def connect(file: Path, *, read_only: bool = False) -> sqlite3.Connection:
+def connect(file: Path, *, read_only: bool = False) -> Connection:
     """A connection that any one thread at a time may use; transactions are begun and ended by hand."""
     mode = "ro" if read_only else "rw"
     connection = sqlite3.connect(
@@ -127,6 +133,7 @@ def connect(file: Path, *, read_only: bool = False) -> sqlite3.Connection:
         timeout=BUSY_SECONDS,
         isolation_level=None,
         check_same_thread=False,
+        factory=Connection,
     )
     if not read_only:
         connection.execute("PRAGMA journal_mode=WAL")

@@ -6,7 +6,6 @@ and sees one consistent state. Nothing here touches the disk in the event loop's
 
 import asyncio
 import math
-import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +18,11 @@ from typing import Any, Self, TypeVar
 from rolltape.errors import StoreError
 from rolltape.record import Delivery, TokenCaptureSnapshot, TokenEntry
 from rolltape.store.contract import LineageMatch, PolicyState, RolloutState
-from rolltape.store.sqlite import entries, rollouts, schema
-from rolltape.store.sqlite.codec import Packer
+from rolltape.store.sqlite import schema
 from rolltape.store.sqlite.writer import Operation, Writer
+from rolltape.store.tables import entries, rollouts
+from rolltape.store.tables.codec import Packer
+from rolltape.store.tables.connection import DAMAGED
 from rolltape.tokens import IntArray, token_ids
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ class TokenCaptureStore:
         self._shelf = entries.Shelf(texts=texts)
         self._writer = Writer(schema.connect(self._file), self._shelf.lineages.forget)
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="rolltape-reader")
-        self._idle: list[sqlite3.Connection] = []
+        self._idle: list[schema.Connection] = []
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -196,22 +197,22 @@ class TokenCaptureStore:
             partial(_snapshot, rollout_id=rollout_id, requests=requests),
         )
 
-    async def _read(self, operation: Callable[[sqlite3.Connection], T]) -> T:
+    async def _read(self, operation: Callable[[schema.Connection], T]) -> T:
         if self._closed:
             raise StoreError("the store is closed")
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._with_reader, operation)
 
-    def _with_reader(self, operation: Callable[[sqlite3.Connection], T]) -> T:
+    def _with_reader(self, operation: Callable[[schema.Connection], T]) -> T:
         try:
             with self._reader() as connection:
                 return operation(connection)
-        except schema.DAMAGED as error:
+        except DAMAGED as error:
             raise StoreError(
                 f"cannot read {self._file}: {error}", hint="`rolltape verify` says what is damaged"
             ) from error
 
     @contextmanager
-    def _reader(self) -> Iterator[sqlite3.Connection]:
+    def _reader(self) -> Iterator[schema.Connection]:
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -222,5 +223,5 @@ class TokenCaptureStore:
             self._idle.append(connection)
 
 
-def _snapshot(db: sqlite3.Connection, rollout_id: str, requests: bool) -> TokenCaptureSnapshot | None:
+def _snapshot(db: schema.Connection, rollout_id: str, requests: bool) -> TokenCaptureSnapshot | None:
     return rollouts.snapshot(db, Packer(), rollout_id, requests=requests)

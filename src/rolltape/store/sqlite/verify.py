@@ -1,12 +1,13 @@
 """Is everything in a store what was put there? Every prompt, entry and chain digest is derived again from the bytes."""
 
-import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from rolltape.errors import StoreError
-from rolltape.store.sqlite import codec, reading, rollouts, schema, texts
+from rolltape.store.sqlite import schema
+from rolltape.store.tables import codec, reading, rollouts, texts
+from rolltape.store.tables.connection import DAMAGED
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +41,13 @@ def verify(dir: str | Path, *, progress: Callable[[int, int], None] | None = Non
         schema.check_version(db, file)
         db.execute("BEGIN")
         return _verify(db, progress or (lambda done, total: None))
-    except schema.DAMAGED as error:
+    except DAMAGED as error:
         return VerifyReport(0, 0, 0, 0, (f"the file is damaged: {error}",))
     finally:
         db.close()
 
 
-def _verify(db: sqlite3.Connection, progress: Callable[[int, int], None]) -> VerifyReport:
+def _verify(db: schema.Connection, progress: Callable[[int, int], None]) -> VerifyReport:
     problems = [f"the file is damaged: {line}" for (line,) in db.execute("PRAGMA integrity_check") if line != "ok"]
     packer = codec.Packer()
     n_entries = n_texts = n_swept = 0
@@ -68,7 +69,7 @@ def _verify(db: sqlite3.Connection, progress: Callable[[int, int], None]) -> Ver
     return VerifyReport(len(ids), n_entries, n_texts, n_swept, tuple(problems))
 
 
-def _check_texts(db: sqlite3.Connection, packer: codec.Packer, rollout: rollouts.Rollout) -> tuple[int, list[str]]:
+def _check_texts(db: schema.Connection, packer: codec.Packer, rollout: rollouts.Rollout) -> tuple[int, list[str]]:
     """How many entries have texts, and which cannot be read."""
     problems = []
     rows = db.execute(

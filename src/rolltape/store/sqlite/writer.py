@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rolltape.errors import StoreError
-from rolltape.store.sqlite.schema import DAMAGED
+from rolltape.store.sqlite import schema
+from rolltape.store.tables.connection import DAMAGED
 
-Operation: TypeAlias = Callable[[sqlite3.Connection], Any]
+Operation: TypeAlias = Callable[[schema.Connection], Any]
 
 LAZY_SECONDS = 0.5
 _LARGEST_BATCH = 1024
@@ -61,7 +62,7 @@ class Writer:
     `forget` is called when memory may hold what the file does not.
     """
 
-    def __init__(self, db: sqlite3.Connection, forget: Callable[[], None]) -> None:
+    def __init__(self, db: schema.Connection, forget: Callable[[], None]) -> None:
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._db = db
         self._checkpointed_pages = self._pages()

@@ -4,23 +4,21 @@ A request repeats the one before it, so only what follows their common bytes is 
 deleted or rewritten without touching any token; no digest covers them.
 """
 
-import sqlite3
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from rolltape.record import TokenEntry
-from rolltape.store.sqlite.codec import Packer
-from rolltape.store.sqlite.lineage import Lineage
+from rolltape.store.tables.codec import Packer
+from rolltape.store.tables.connection import Connection
+from rolltape.store.tables.lineage import Lineage
 
 _SHORTEST_SHARE = 64
 """Fewer common bytes than this are not worth a reference."""
 
 
-def insert(
-    db: sqlite3.Connection, packer: Packer, lineage: Lineage, seq: int, base: int | None, entry: TokenEntry
-) -> None:
+def insert(db: Connection, packer: Packer, lineage: Lineage, seq: int, base: int | None, entry: TokenEntry) -> None:
     """Store the texts of `entry` as row `seq`; `base` is the entry whose request probably starts this one."""
     items = msgspec.json.encode(entry.output_items) if entry.output_items else None
     text = entry.request_text
@@ -46,7 +44,7 @@ def insert(
     )
 
 
-def request(db: sqlite3.Connection, packer: Packer, seq: int) -> bytes | None:
+def request(db: Connection, packer: Packer, seq: int) -> bytes | None:
     """The request text of entry `seq`; None if there is none, or if a text that it starts with is gone."""
     pieces: list[bytes] = []
     wanted: int | None = None
@@ -66,7 +64,7 @@ def request(db: sqlite3.Connection, packer: Packer, seq: int) -> bytes | None:
     return b"".join(reversed(pieces))
 
 
-def output_items(db: sqlite3.Connection, packer: Packer, rollout: int) -> dict[int, tuple[Any, ...]]:
+def output_items(db: Connection, packer: Packer, rollout: int) -> dict[int, tuple[Any, ...]]:
     """Output items by seq, for all entries of a rollout that have some."""
     rows = db.execute(
         "SELECT t.seq, t.output_items FROM entries e JOIN texts t ON t.seq = e.seq"

@@ -1,19 +1,19 @@
 """Putting an entry: find what its prompt continues, store what is new, keep the digests. For the writer's thread."""
 
-import sqlite3
 import time
 from dataclasses import dataclass, field
 
 from rolltape.errors import ConflictError
 from rolltape.record import TokenEntry
 from rolltape.store.contract import LineageMatch
-from rolltape.store.sqlite import codec, rollouts, texts
-from rolltape.store.sqlite.codec import Packer
-from rolltape.store.sqlite.lineage import Found, Lineage, Lineages
+from rolltape.store.tables import codec, rollouts, texts
+from rolltape.store.tables.codec import Packer
+from rolltape.store.tables.connection import Connection
+from rolltape.store.tables.lineage import Found, Lineage, Lineages
 from rolltape.tokens import IntArray
 
 _NAMES = codec.COLUMNS.split(", ")[1:]
-_INSERT = f"INSERT INTO entries (rollout, {', '.join(_NAMES)}) VALUES (?{', ?' * len(_NAMES)})"  # noqa: S608
+_INSERT = f"INSERT INTO entries (rollout, {', '.join(_NAMES)}) VALUES (?{', ?' * len(_NAMES)}) RETURNING seq"  # noqa: S608
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Shelf:
     packer: Packer = field(default_factory=Packer)
 
 
-def put(db: sqlite3.Connection, shelf: Shelf, entry: TokenEntry) -> ConflictError | None:
+def put(db: Connection, shelf: Shelf, entry: TokenEntry) -> ConflictError | None:
     """Store `entry`; a repeat is a no-op. A conflict is marked and returned, for the mark has to be committed."""
     rollout = rollouts.ensure(db, entry.rollout_id)
     rollouts.refuse_retired(rollout)
@@ -50,9 +50,7 @@ def put(db: sqlite3.Connection, shelf: Shelf, entry: TokenEntry) -> ConflictErro
     return None
 
 
-def record(
-    db: sqlite3.Connection, shelf: Shelf, rollout_id: str, call_id: str, sequence: IntArray
-) -> ConflictError | None:
+def record(db: Connection, shelf: Shelf, rollout_id: str, call_id: str, sequence: IntArray) -> ConflictError | None:
     """Remember a sequence whose entry lives elsewhere, so that later prompts find it."""
     rollout = rollouts.ensure(db, rollout_id)
     rollouts.refuse_retired(rollout)
@@ -79,7 +77,7 @@ def record(
     return None
 
 
-def resolve(db: sqlite3.Connection, shelf: Shelf, rollout_id: str, prompt: IntArray) -> LineageMatch | None:
+def resolve(db: Connection, shelf: Shelf, rollout_id: str, prompt: IntArray) -> LineageMatch | None:
     """The stored call whose whole sequence is the longest exact prefix of `prompt`."""
     rollout = rollouts.find(db, rollout_id)
     if rollout is None or rollout.retired_at is not None:
@@ -90,7 +88,7 @@ def resolve(db: sqlite3.Connection, shelf: Shelf, rollout_id: str, prompt: IntAr
     return LineageMatch(_call_id(db, found.parent), found.parent_length)
 
 
-def caught_up(db: sqlite3.Connection, shelf: Shelf, rollout: rollouts.Rollout) -> Lineage:
+def caught_up(db: Connection, shelf: Shelf, rollout: rollouts.Rollout) -> Lineage:
     """The lineage of a rollout, with what it lacks (after a restart, or from another process) read from the file."""
     lineage = shelf.lineages.get(rollout.id)
     if lineage.cursor >= rollout.last_seq:
@@ -113,7 +111,7 @@ def caught_up(db: sqlite3.Connection, shelf: Shelf, rollout: rollouts.Rollout) -
     return lineage
 
 
-def _settle(db: sqlite3.Connection, rollout: rollouts.Rollout, call_id: str) -> int:
+def _settle(db: Connection, rollout: rollouts.Rollout, call_id: str) -> int:
     """Remove the call's intent; its step index, or the next one for a call that never began."""
     where = "WHERE rollout = ? AND call_id = ?"
     row = db.execute(f"SELECT step_index FROM intents {where}", (rollout.id, call_id)).fetchone()  # noqa: S608
@@ -123,14 +121,14 @@ def _settle(db: sqlite3.Connection, rollout: rollouts.Rollout, call_id: str) -> 
     return int(row[0])
 
 
-def _digest_of(db: sqlite3.Connection, rollout: int, kind: int, call_id: str) -> bytes | None:
+def _digest_of(db: Connection, rollout: int, kind: int, call_id: str) -> bytes | None:
     row = db.execute(
         "SELECT digest FROM entries WHERE rollout = ? AND kind = ? AND call_id = ?", (rollout, kind, call_id)
     ).fetchone()
     return None if row is None else bytes(row[0])
 
 
-def _call_id(db: sqlite3.Connection, seq: int) -> str:
+def _call_id(db: Connection, seq: int) -> str:
     return str(db.execute("SELECT call_id FROM entries WHERE seq = ?", (seq,)).fetchone()[0])
 
 
@@ -173,7 +171,7 @@ def _row(
 
 
 def _insert(
-    db: sqlite3.Connection,
+    db: Connection,
     shelf: Shelf,
     lineage: Lineage,
     rollout: rollouts.Rollout,
@@ -190,12 +188,14 @@ def _insert(
         texts.insert(db, shelf.packer, lineage, row.seq, base, entry)
     db.execute(
         "UPDATE rollouts SET version = version + 1, updated_at = ?, n_entries = n_entries + 1, last_seq = ?, chain = ?,"
-        " generated_tokens = generated_tokens + ?, next_step = max(next_step, ?) WHERE id = ?",
+        " generated_tokens = generated_tokens + ?, next_step = CASE WHEN next_step < ? THEN ? ELSE next_step END"
+        " WHERE id = ?",
         (
             time.time(),
             row.seq,
             codec.next_chain(rollout.chain, row.digest),
             row.n_generation,
+            (row.step_index or 0) + 1,
             (row.step_index or 0) + 1,
             rollout.id,
         ),
@@ -207,7 +207,5 @@ def _insert(
         lineage.keep_text(row.seq, entry.request_text)
 
 
-def _store_row(db: sqlite3.Connection, rollout: int, row: codec.Row) -> int:
-    seq = db.execute(_INSERT, (rollout, *(getattr(row, name) for name in _NAMES))).lastrowid
-    assert seq is not None
-    return seq
+def _store_row(db: Connection, rollout: int, row: codec.Row) -> int:
+    return int(db.execute(_INSERT, (rollout, *(getattr(row, name) for name in _NAMES))).fetchall()[0][0])

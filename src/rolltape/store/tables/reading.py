@@ -7,7 +7,6 @@ exception: what else the rollout holds is still good.
 """
 
 import hashlib
-import sqlite3
 import struct
 from bisect import bisect_right
 from dataclasses import dataclass, field
@@ -17,8 +16,8 @@ import msgspec
 import numpy as np
 
 from rolltape.record import TokenEntry
-from rolltape.store.sqlite import codec, texts
-from rolltape.store.sqlite.schema import DAMAGED
+from rolltape.store.tables import codec, texts
+from rolltape.store.tables.connection import DAMAGED, Connection
 from rolltape.tokens import IntArray
 
 if TYPE_CHECKING:
@@ -69,9 +68,7 @@ class _Piece:
     reach: int
 
 
-def load(
-    db: sqlite3.Connection, packer: codec.Packer, rollout: int, rollout_id: str, *, requests: bool = False
-) -> Loaded:
+def load(db: Connection, packer: codec.Packer, rollout: int, rollout_id: str, *, requests: bool = False) -> Loaded:
     """All entries of a rollout, in the order they were put. `requests`: with their request texts."""
     problems: list[tuple[str, str]] = []
     rows = _rows(db, rollout, problems)
@@ -100,7 +97,7 @@ def load(
     return loaded
 
 
-def _rows(db: sqlite3.Connection, rollout: int, problems: list[tuple[str, str]]) -> list[codec.Row]:
+def _rows(db: Connection, rollout: int, problems: list[tuple[str, str]]) -> list[codec.Row]:
     try:
         found = db.execute(f"{_SELECT} WHERE rollout = ? ORDER BY seq", (rollout,))
         return [codec.Row(*values) for values in found]
@@ -108,7 +105,7 @@ def _rows(db: sqlite3.Connection, rollout: int, problems: list[tuple[str, str]])
         return _rows_one_by_one(db, rollout, problems)
 
 
-def _rows_one_by_one(db: sqlite3.Connection, rollout: int, problems: list[tuple[str, str]]) -> list[codec.Row]:
+def _rows_one_by_one(db: Connection, rollout: int, problems: list[tuple[str, str]]) -> list[codec.Row]:
     """Around damaged pages: the index names the rows, and each is read by itself."""
     rows = []
     try:
@@ -188,7 +185,7 @@ def _entry(piece: _Piece, packer: codec.Packer, rollout_id: str, kept: dict[str,
     )
 
 
-def _output_items(db: sqlite3.Connection, packer: codec.Packer, rollout: int) -> dict[int, tuple[Any, ...]]:
+def _output_items(db: Connection, packer: codec.Packer, rollout: int) -> dict[int, tuple[Any, ...]]:
     """No row is computed from texts, so damaged ones are no damage to the rollout; `verify` names them."""
     try:
         return texts.output_items(db, packer, rollout)
@@ -196,7 +193,7 @@ def _output_items(db: sqlite3.Connection, packer: codec.Packer, rollout: int) ->
         return {}
 
 
-def _request(db: sqlite3.Connection, packer: codec.Packer, seq: int) -> bytes | None:
+def _request(db: Connection, packer: codec.Packer, seq: int) -> bytes | None:
     try:
         return texts.request(db, packer, seq)
     except UNREADABLE:

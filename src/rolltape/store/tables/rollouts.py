@@ -6,7 +6,6 @@ raises it to the caller after the commit.
 """
 
 import hashlib
-import sqlite3
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -17,7 +16,8 @@ import msgspec
 from rolltape.errors import ConflictError, FrozenError, RetiredError
 from rolltape.record import TokenCaptureSnapshot
 from rolltape.store.contract import PolicyState, RolloutState
-from rolltape.store.sqlite import codec, reading
+from rolltape.store.tables import codec, reading
+from rolltape.store.tables.connection import Connection
 
 
 @dataclass(slots=True)
@@ -75,20 +75,31 @@ _MARKED = "EXISTS (SELECT 1 FROM marks m WHERE m.rollout = r.id)"
 _OPEN = "(SELECT count(*) FROM intents i WHERE i.rollout = r.id)"
 
 
-def find(db: sqlite3.Connection, rollout_id: str) -> Rollout | None:
-    row = db.execute(f"SELECT {_COLUMNS} FROM rollouts WHERE rollout_id = ?", (rollout_id,)).fetchone()  # noqa: S608
+def find(db: Connection, rollout_id: str) -> Rollout | None:
+    """The rollout's row; within a write nobody else changes it before the commit."""
+    wanted = f"SELECT {_COLUMNS} FROM rollouts WHERE rollout_id = ?{db.row_lock}"  # noqa: S608
+    row = db.execute(wanted, (rollout_id,)).fetchone()
     return None if row is None else Rollout(*row)
 
 
-def ensure(db: sqlite3.Connection, rollout_id: str) -> Rollout:
+def ensure(db: Connection, rollout_id: str) -> Rollout:
     """The rollout's row, made where it is the first that is heard of it."""
     if (found := find(db, rollout_id)) is not None:
         return found
-    now = time.time()
-    db.execute("INSERT INTO rollouts (rollout_id, created_at, updated_at) VALUES (?, ?, ?)", (rollout_id, now, now))
+    _make(db, rollout_id)
     made = find(db, rollout_id)
     assert made is not None
     return made
+
+
+def _make(db: Connection, rollout_id: str) -> bool:
+    """Insert the rollout's row; False where somebody else did so first."""
+    now = time.time()
+    made = db.execute(
+        "INSERT INTO rollouts (rollout_id, created_at, updated_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+        (rollout_id, now, now),
+    )
+    return bool(made.rowcount)
 
 
 def refuse_retired(rollout: Rollout) -> None:
@@ -96,15 +107,14 @@ def refuse_retired(rollout: Rollout) -> None:
         raise RetiredError(f"rollout {rollout.rollout_id!r} was retired")
 
 
-def create(db: sqlite3.Connection, rollout_id: str, labels: Mapping[str, Any]) -> None:
-    if find(db, rollout_id) is not None:
+def create(db: Connection, rollout_id: str, labels: Mapping[str, Any]) -> None:
+    if not _make(db, rollout_id):
         raise ConflictError(f"rollout {rollout_id!r} exists", hint="give every attempt an id of its own")
-    rollout = ensure(db, rollout_id)
     if labels:
-        db.execute("UPDATE rollouts SET labels = ? WHERE id = ?", (_json(labels), rollout.id))
+        db.execute("UPDATE rollouts SET labels = ? WHERE rollout_id = ?", (_json(labels), rollout_id))
 
 
-def begin_call(db: sqlite3.Connection, rollout_id: str, call_id: str) -> None:
+def begin_call(db: Connection, rollout_id: str, call_id: str) -> None:
     rollout = ensure(db, rollout_id)
     refuse_retired(rollout)
     if rollout.frozen:
@@ -114,7 +124,7 @@ def begin_call(db: sqlite3.Connection, rollout_id: str, call_id: str) -> None:
     ).fetchone():
         raise ConflictError(f"call {call_id!r} of rollout {rollout_id!r} is already recorded")
     begun = db.execute(
-        "INSERT OR IGNORE INTO intents (rollout, call_id, step_index, begun_at) VALUES (?, ?, ?, ?)",
+        "INSERT INTO intents (rollout, call_id, step_index, begun_at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
         (rollout.id, call_id, rollout.next_step, time.time()),
     )
     if begun.rowcount:
@@ -123,25 +133,25 @@ def begin_call(db: sqlite3.Connection, rollout_id: str, call_id: str) -> None:
         )
 
 
-def mark(db: sqlite3.Connection, rollout: int, call_id: str, reason: str) -> None:
+def mark(db: Connection, rollout: int, call_id: str, reason: str) -> None:
     """Make a rollout incomplete, once for each reason; the version advances with each."""
     now = time.time()
     new = db.execute(
-        "INSERT OR IGNORE INTO marks (rollout, call_id, reason, at) VALUES (?, ?, ?, ?)",
+        "INSERT INTO marks (rollout, call_id, reason, at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
         (rollout, call_id, reason, now),
     )
     if new.rowcount:
         db.execute("UPDATE rollouts SET version = version + 1, updated_at = ? WHERE id = ?", (now, rollout))
 
 
-def mark_incomplete(db: sqlite3.Connection, rollout_id: str, call_id: str, reason: str) -> None:
+def mark_incomplete(db: Connection, rollout_id: str, call_id: str, reason: str) -> None:
     """A mark also settles the call's intent: whoever marks it has given it up, and a freeze need not wait for it."""
     rollout = ensure(db, rollout_id)
     mark(db, rollout.id, call_id, reason)
     db.execute("DELETE FROM intents WHERE rollout = ? AND call_id = ?", (rollout.id, call_id))
 
 
-def settle_delivery(db: sqlite3.Connection, rollout_id: str, call_id: str, delivery: str) -> None:
+def settle_delivery(db: Connection, rollout_id: str, call_id: str, delivery: str) -> None:
     db.execute(
         "UPDATE entries SET delivery = ? WHERE kind = 0 AND call_id = ?"
         " AND rollout = (SELECT id FROM rollouts WHERE rollout_id = ?)",
@@ -149,7 +159,7 @@ def settle_delivery(db: sqlite3.Connection, rollout_id: str, call_id: str, deliv
     )
 
 
-def fence(db: sqlite3.Connection, rollout_id: str) -> float:
+def fence(db: Connection, rollout_id: str) -> float:
     """From this commit on no process may begin a call. Returns since when that is so, in epoch seconds."""
     rollout = ensure(db, rollout_id)
     refuse_retired(rollout)
@@ -160,7 +170,7 @@ def fence(db: sqlite3.Connection, rollout_id: str) -> float:
     return now
 
 
-def drop(db: sqlite3.Connection, rollout_id: str, snapshot_id: str, version: int) -> bool:
+def drop(db: Connection, rollout_id: str, snapshot_id: str, version: int) -> bool:
     rollout = find(db, rollout_id)
     if rollout is None or not rollout.frozen or rollout.retired_at is not None:
         return False
@@ -170,11 +180,12 @@ def drop(db: sqlite3.Connection, rollout_id: str, snapshot_id: str, version: int
     return True
 
 
-def sweep(db: sqlite3.Connection, older_than_seconds: float) -> list[str]:
+def sweep(db: Connection, older_than_seconds: float) -> list[str]:
     """Delete what retired rollouts hold, their fences apart. Returns their ids."""
     now = time.time()
     rows = db.execute(
-        "SELECT id, rollout_id FROM rollouts WHERE swept_at IS NULL AND retired_at <= ?", (now - older_than_seconds,)
+        f"SELECT id, rollout_id FROM rollouts WHERE swept_at IS NULL AND retired_at <= ?{db.row_lock}",  # noqa: S608
+        (now - older_than_seconds,),
     ).fetchall()
     for rollout, _ in rows:
         db.execute("DELETE FROM texts WHERE seq IN (SELECT seq FROM entries WHERE rollout = ?)", (rollout,))
@@ -184,23 +195,27 @@ def sweep(db: sqlite3.Connection, older_than_seconds: float) -> list[str]:
     return [rollout_id for _, rollout_id in rows]
 
 
-def set_outcome(db: sqlite3.Connection, rollout_id: str, outcome: Mapping[str, Any]) -> None:
+def set_outcome(db: Connection, rollout_id: str, outcome: Mapping[str, Any]) -> None:
     rollout = ensure(db, rollout_id)
     db.execute(
         "UPDATE rollouts SET outcome = ?, updated_at = ? WHERE id = ?", (_json(outcome), time.time(), rollout.id)
     )
 
 
-def policy(db: sqlite3.Connection) -> PolicyState:
+def policy(db: Connection) -> PolicyState:
     row = db.execute("SELECT version, state FROM policy").fetchone()
     return PolicyState() if row is None else PolicyState(*row)
 
 
-def set_policy(db: sqlite3.Connection, policy: PolicyState) -> None:
-    db.execute("INSERT OR REPLACE INTO policy (id, version, state) VALUES (1, ?, ?)", (policy.version, policy.state))
+def set_policy(db: Connection, policy: PolicyState) -> None:
+    db.execute(
+        "INSERT INTO policy (id, version, state) VALUES (1, ?, ?)"
+        " ON CONFLICT (id) DO UPDATE SET version = excluded.version, state = excluded.state",
+        (policy.version, policy.state),
+    )
 
 
-def states(db: sqlite3.Connection, rollout_id: str | None = None) -> list[RolloutState]:
+def states(db: Connection, rollout_id: str | None = None) -> list[RolloutState]:
     """The listing, oldest first; of one rollout where `rollout_id` is given."""
     where = "" if rollout_id is None else "WHERE r.rollout_id = ?"
     rows = db.execute(
@@ -230,7 +245,7 @@ def _state(marked: bool, n_open: int, rollout: Rollout) -> RolloutState:
     )
 
 
-def n_open_calls(db: sqlite3.Connection, rollout_id: str) -> int:
+def n_open_calls(db: Connection, rollout_id: str) -> int:
     """How many calls began and have neither entry nor mark."""
     row = db.execute(
         "SELECT count(*) FROM intents WHERE rollout = (SELECT id FROM rollouts WHERE rollout_id = ?)", (rollout_id,)
@@ -239,10 +254,10 @@ def n_open_calls(db: sqlite3.Connection, rollout_id: str) -> int:
 
 
 def snapshot(
-    db: sqlite3.Connection, packer: codec.Packer, rollout_id: str, *, requests: bool = False
+    db: Connection, packer: codec.Packer, rollout_id: str, *, requests: bool = False
 ) -> TokenCaptureSnapshot | None:
     """One consistent view of a rollout; None where there is nothing, or nothing any more."""
-    db.execute("BEGIN")
+    db.execute(db.begin_view)
     try:
         rollout = find(db, rollout_id)
         if rollout is None or rollout.swept_at is not None:
@@ -262,7 +277,7 @@ def snapshot(
     )
 
 
-def _reasons(db: sqlite3.Connection, rollout: Rollout, loaded: reading.Loaded) -> tuple[str, ...]:
+def _reasons(db: Connection, rollout: Rollout, loaded: reading.Loaded) -> tuple[str, ...]:
     marks = db.execute("SELECT call_id, reason FROM marks WHERE rollout = ? ORDER BY at, call_id", (rollout.id,))
     reasons = [worded(call_id, reason) for call_id, reason in marks]
     dangling = db.execute("SELECT call_id FROM intents WHERE rollout = ? ORDER BY step_index", (rollout.id,))
