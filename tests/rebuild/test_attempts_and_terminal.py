@@ -45,6 +45,29 @@ def test_a_delivered_reply_that_its_harness_refused_is_trained_in_a_row_of_its_o
     assert result.metrics["delivered_fraction"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (Delivery.DELIVERED, Delivery.DELIVERED, ("trained", "trained")),
+        (Delivery.UNKNOWN, Delivery.DELIVERED, ("abandoned", "trained")),
+        (Delivery.UNDELIVERED, Delivery.DELIVERED, ("abandoned", "trained")),
+        (Delivery.UNKNOWN, Delivery.UNKNOWN, ("unresolved", "unresolved")),
+    ],
+)
+def test_attempts_that_the_harness_went_on_from_in_other_tokens_are_trained_where_they_arrived(
+    first: Delivery, second: Delivery, expected: tuple[str, str]
+) -> None:
+    after = call("c3", [*F1.prompt_token_ids, 60, 70, 2, 30, 11], [64, 2])
+    result = rebuild(snapshot(FIRST, delivered(F1, first), delivered(F2, second), after))
+    assert (statuses(result)["f1"], statuses(result)["f2"]) == expected
+    assert result.mask_sample == ("unresolved" in expected)
+
+
+def test_two_last_replies_stay_open_though_both_arrived() -> None:
+    elsewhere = call("c3", [*FIRST.sequence, 40, 11], [64, 2])
+    assert rebuild(snapshot(FIRST, delivered(F1), delivered(F2), elsewhere)).unresolved == (("f1", "f2"),)
+
+
 def test_an_attempt_that_only_a_failed_call_extends_is_the_one_the_harness_used() -> None:
     refused = call("c3", [*F2.sequence, 30, 11], [], outcome=Outcome.REFUSED)
     result = rebuild(snapshot(FIRST, F1, F2, refused))

@@ -1,7 +1,9 @@
 """Calls with one identical prompt: which of them the harness went on with.
 
 Evidence decides, in this order: a call that extends an attempt; the harness's own output; delivery. Time never does.
-What it leaves open stays open, and masks the rollout: a guess would be off-policy every other time.
+Where the harness went on from this prompt with a turn that is no attempt's by its tokens (rewritten, or rendered
+differently), every attempt that arrived is a turn the policy took, and none of them is what the rollout ended with.
+What is left open stays open, and masks the rollout: a guess would be off-policy every other time.
 """
 
 from collections import defaultdict
@@ -54,6 +56,9 @@ def _settle_group(tree: CallTree, group: list[str], chosen: Collection[str]) -> 
     if used:
         return {call: Standing.STANDS if call in used else _unused(tree, call) for call in group}
     left = [call for call in group if tree.entries[call].delivery is not Delivery.UNDELIVERED]
+    arrived = [call for call in group if tree.entries[call].delivery is Delivery.DELIVERED]
+    if arrived and tree.passed.issuperset(arrived):
+        return {call: Standing.STANDS if call in arrived else Standing.ABANDONED for call in group}
     outcome = Standing.STANDS if len(left) == 1 else Standing.UNRESOLVED
     return {call: outcome if call in left else Standing.ABANDONED for call in group}
 

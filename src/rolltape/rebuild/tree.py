@@ -58,6 +58,8 @@ class CallTree:
     """Node -> nodes."""
     followed: frozenset[str]
     """Nodes that some call's prompt extends, however that call ended."""
+    passed: frozenset[str]
+    """Nodes whose own prompt some call's prompt extends: the conversation went on from there, in whatever tokens."""
     prompts: Mapping[str, Point]
     """Equal points are identical prompts."""
     breaks: tuple[PrefixBreak, ...]
@@ -137,6 +139,7 @@ def grow(entries: Iterable[TokenEntry], policy: KindPolicy) -> CallTree:
         parents=parents,
         children=children,
         followed=frozenset(parent for parent in parents.values() if parent is not None),
+        passed=frozenset(_passed(calls, nodes, prompts, routes)),
         prompts=prompts,
         breaks=tuple(_breaks(calls, nodes, parents, prompts, strands, routes)),
         unconfirmed=_unconfirmed(calls, parents, prompts, strands, routes),
@@ -171,6 +174,24 @@ def _collapse(
             first = min(same, key=lambda call: (_DELIVERY_RANK[calls[call].delivery], call))
             duplicates.update({call: first for call in same if call != first})
     return duplicates
+
+
+def _passed(
+    calls: Mapping[str, TokenEntry],
+    nodes: Sequence[str],
+    prompts: Mapping[str, Point],
+    routes: Mapping[str, Route],
+) -> Iterator[str]:
+    """Nodes whose prompt ends where a longer prompt goes on."""
+    reach: dict[int, int] = defaultdict(int)
+    for call, route in routes.items():
+        longest = len(calls[call].prompt_token_ids) - 1
+        for strand, leave in route:
+            reach[strand] = max(reach[strand], min(leave, longest))
+    for call in nodes:
+        strand, depth = prompts[call]
+        if depth <= reach.get(strand, -1):
+            yield call
 
 
 def _breaks(
