@@ -111,13 +111,13 @@ async def test_log_probs_that_are_no_numbers_come_back_as_they_were(store: Token
 
 async def test_a_full_file_fails_what_does_not_fit_and_the_store_goes_on(store: TokenCaptureStore) -> None:
     await store.put(entry("k1", [1], [60, 2]))
-    await store._write(lambda db: db.execute("PRAGMA max_page_count = 1").fetchall())
+    await store._write("", lambda db: db.execute("PRAGMA max_page_count = 1").fetchall())
     big = entry("k2", random.Random(0).sample(range(100_000), 50_000), [60, 2])
     small = entry("k3", [1], [61, 2])
     results = await asyncio.gather(store.put(small), store.put(big), return_exceptions=True)
     assert isinstance(results[1], StoreError)
     assert results[0] is None, "what fits is stored, whatever came with it"
-    await store._write(lambda db: db.execute("PRAGMA max_page_count = 1000000").fetchall())
+    await store._write("", lambda db: db.execute("PRAGMA max_page_count = 1000000").fetchall())
     await store.put(entry("k4", [1], [62, 2]))
     snapshot = await store.freeze("R")
     assert [one.model_call_id for one in snapshot.entries] == ["k1", "k3", "k4"]

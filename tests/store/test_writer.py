@@ -8,7 +8,7 @@ import pytest
 
 from rolltape.record import Delivery
 from rolltape.store import TokenCaptureStore
-from rolltape.store.sqlite import writer
+from rolltape.store.tables import grouping
 from rolltape.testing.contracts import entry
 
 
@@ -31,7 +31,7 @@ async def test_a_delivery_note_is_written_though_nothing_follows(store: TokenCap
     await store.put(entry("k1", [1], [60, 2]))
     await store.settle_delivery("R", "k1", Delivery.UNDELIVERED)
     assert await delivery_of(store) is Delivery.UNKNOWN
-    await asyncio.sleep(writer.LAZY_SECONDS + 0.1)
+    await asyncio.sleep(grouping.LAZY_SECONDS + 0.1)
     assert await delivery_of(store) is Delivery.UNDELIVERED
 
 

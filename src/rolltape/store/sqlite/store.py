@@ -1,38 +1,25 @@
-"""The store: async methods over one writer thread and a few readers. What is written and how is told below this floor.
-
-Every write is an operation that the writer commits with whatever else waits; every read has a connection of its own
-and sees one consistent state. Nothing here touches the disk in the event loop's thread.
-"""
+"""The store in a directory: one writer thread and a few readers, each with a connection of its own."""
 
 import asyncio
-import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from rolltape.errors import StoreError
-from rolltape.record import Delivery, TokenCaptureSnapshot, TokenEntry
-from rolltape.store.contract import LineageMatch, PolicyState, RolloutState
 from rolltape.store.sqlite import schema
-from rolltape.store.sqlite.writer import Operation, Writer
-from rolltape.store.tables import entries, rollouts
-from rolltape.store.tables.codec import Packer
-from rolltape.store.tables.connection import DAMAGED
-from rolltape.tokens import IntArray, token_ids
+from rolltape.store.sqlite.writer import Writer
+from rolltape.store.tables.connection import DAMAGED, Connection
+from rolltape.store.tables.grouping import Operation
+from rolltape.store.tables.store import TableStore
 
 T = TypeVar("T")
 
-RETENTION_SECONDS = 7 * 86_400.0
 _READERS = 4
-_POLL_SECONDS = 0.02
 
 
-class TokenCaptureStore:
+class TokenCaptureStore(TableStore):
     """Sink, source and lineage store in one directory; `store.CaptureStore` in full.
 
     `texts` False keeps neither requests nor output items. `settle_seconds` is how long a freeze waits for calls in
@@ -41,140 +28,11 @@ class TokenCaptureStore:
 
     def __init__(self, dir: str | Path, *, texts: bool = True, settle_seconds: float = 5.0) -> None:
         self._file = schema.prepare(Path(dir))
-        self._settle_seconds = settle_seconds
-        self._shelf = entries.Shelf(texts=texts)
+        super().__init__(texts=texts, settle_seconds=settle_seconds)
         self._writer = Writer(schema.connect(self._file), self._shelf.lineages.forget)
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="rolltape-reader")
         self._idle: list[schema.Connection] = []
         self._closed = False
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    # The sink
-
-    async def begin_call(self, rollout_id: str, model_call_id: str) -> None:
-        """The durable intent. Raises `FrozenError`, `RetiredError`, or `ConflictError` for a call already recorded."""
-        await self._write(partial(rollouts.begin_call, rollout_id=rollout_id, call_id=model_call_id))
-
-    async def put(self, entry: TokenEntry) -> None:
-        """Make `entry` durable. Raises `ConflictError`, `RetiredError`, or `StoreError` when it could not be stored."""
-        failed = partial(
-            rollouts.mark_incomplete,
-            rollout_id=entry.rollout_id,
-            call_id=entry.model_call_id,
-            reason="its put failed",
-        )
-        await self._write(partial(entries.put, shelf=self._shelf, entry=entry), amends=failed)
-
-    async def mark_incomplete(self, rollout_id: str, model_call_id: str = "") -> None:
-        """Say durably that evidence was lost."""
-        mark = partial(
-            rollouts.mark_incomplete, rollout_id=rollout_id, call_id=model_call_id, reason="marked by its writer"
-        )
-        await self._write(mark, amends=mark)
-
-    async def settle_delivery(self, rollout_id: str, model_call_id: str, delivery: Delivery) -> None:
-        """Note whether the reply arrived: with the next batch, half a second from now at the latest."""
-        self._writer.submit_lazily(
-            partial(
-                rollouts.settle_delivery, rollout_id=rollout_id, call_id=model_call_id, delivery=str(Delivery(delivery))
-            )
-        )
-
-    # The source
-
-    async def freeze(self, rollout_id: str) -> TokenCaptureSnapshot:
-        """Fence, wait for calls in flight, then snapshot. A rollout without a call gives an empty snapshot.
-
-        Raises `RetiredError` after `drop`.
-        """
-        since = await self._write(partial(rollouts.fence, rollout_id=rollout_id))
-        await self._settled(rollout_id, since)
-        snapshot = await self._snapshot(rollout_id)
-        if snapshot is None:
-            raise StoreError(f"rollout {rollout_id!r} was swept while it was frozen")
-        return snapshot
-
-    async def _settled(self, rollout_id: str, frozen_at: float) -> None:
-        """Return when no call is in flight, or `settle_seconds` after the rollout was first frozen.
-
-        Any process may settle a call: hence the poll.
-        """
-        patience = min(self._settle_seconds, frozen_at + self._settle_seconds - time.time())
-        deadline = time.monotonic() + patience
-        while await self._read(partial(rollouts.n_open_calls, rollout_id=rollout_id)):
-            if (left := deadline - time.monotonic()) <= 0:
-                return
-            await asyncio.sleep(min(left, _POLL_SECONDS))
-
-    async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
-        """Retire exactly this frozen state; False for any other."""
-        operation = partial(rollouts.drop, rollout_id=rollout_id, snapshot_id=snapshot_id, version=version)
-        return bool(await self._write(operation))
-
-    async def read(self, rollout_id: str, *, texts: bool = False) -> TokenCaptureSnapshot | None:
-        """What the store holds, without freezing it; also after retirement. None = nothing, or swept."""
-        return await self._snapshot(rollout_id, requests=texts)
-
-    # The lineage
-
-    async def record(self, rollout_id: str, model_call_id: str, cumulative_token_ids: IntArray) -> None:
-        """Remember a sequence whose entry another sink keeps. A no-op for a call that was put here."""
-        sequence = token_ids(cumulative_token_ids, "cumulative_token_ids")
-        await self._write(
-            partial(entries.record, shelf=self._shelf, rollout_id=rollout_id, call_id=model_call_id, sequence=sequence)
-        )
-
-    async def resolve(self, rollout_id: str, prompt_token_ids: IntArray) -> LineageMatch | None:
-        """The call whose whole sequence is the longest exact prefix of the prompt."""
-        prompt = token_ids(prompt_token_ids, "prompt_token_ids")
-        match: LineageMatch | None = await self._write(
-            partial(entries.resolve, shelf=self._shelf, rollout_id=rollout_id, prompt=prompt)
-        )
-        return match
-
-    # The rollouts
-
-    async def create_rollout(self, rollout_id: str, labels: Mapping[str, Any] | None = None) -> None:
-        """Announce a rollout. Raises `ConflictError` if it exists."""
-        await self._write(partial(rollouts.create, rollout_id=rollout_id, labels=labels or {}))
-
-    async def rollouts(self) -> Sequence[RolloutState]:
-        """All rollouts, oldest first, retired ones among them."""
-        return await self._read(rollouts.states)
-
-    async def rollout(self, rollout_id: str) -> RolloutState | None:
-        """The state of one rollout; None = unknown."""
-        found = await self._read(partial(rollouts.states, rollout_id=rollout_id))
-        return found[0] if found else None
-
-    async def set_outcome(
-        self, rollout_id: str, *, reward: float | None, ending: str | None, labels: Mapping[str, Any]
-    ) -> None:
-        """What the runner says of a rollout; its last word counts. Raises `StoreError` for a NaN or infinite reward."""
-        if reward is not None and not math.isfinite(reward):
-            raise StoreError(f"reward {reward!r} is no number", hint="use None for a rollout without a reward")
-        outcome = {"reward": reward, "ending": ending, "labels": dict(labels)}
-        await self._write(partial(rollouts.set_outcome, rollout_id=rollout_id, outcome=outcome))
-
-    async def policy(self) -> PolicyState:
-        """Which policy the engines serve, as last set by any process."""
-        return await self._read(rollouts.policy)
-
-    async def set_policy(self, policy: PolicyState) -> None:
-        """Tell every process which policy the engines serve."""
-        await self._write(partial(rollouts.set_policy, policy=policy))
-
-    async def sweep(self, older_than_seconds: float = RETENTION_SECONDS) -> list[str]:
-        """Delete what rollouts hold that were retired so long ago; returns their ids. Their fences stay."""
-        swept: list[str] = await self._write(partial(rollouts.sweep, older_than_seconds=older_than_seconds))
-        return swept
 
     async def close(self) -> None:
         """Write what is queued and release everything. Idempotent."""
@@ -189,20 +47,18 @@ class TokenCaptureStore:
             connection.close()
         self._writer.close()
 
-    async def _write(self, operation: Operation, amends: Operation | None = None) -> Any:
-        return await self._writer.submit(operation, amends=amends)
+    async def _write(self, key: str, operation: Operation, amends: Operation | None = None) -> Any:
+        return await self._writer.waiting.submit(operation, amends=amends)
 
-    async def _snapshot(self, rollout_id: str, *, requests: bool = False) -> TokenCaptureSnapshot | None:
-        return await self._read(
-            partial(_snapshot, rollout_id=rollout_id, requests=requests),
-        )
+    def _write_lazily(self, key: str, operation: Operation) -> None:
+        self._writer.waiting.submit_lazily(operation)
 
-    async def _read(self, operation: Callable[[schema.Connection], T]) -> T:
+    async def _read(self, operation: Callable[[Connection], T]) -> T:
         if self._closed:
             raise StoreError("the store is closed")
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._with_reader, operation)
 
-    def _with_reader(self, operation: Callable[[schema.Connection], T]) -> T:
+    def _with_reader(self, operation: Callable[[Connection], T]) -> T:
         try:
             with self._reader() as connection:
                 return operation(connection)
@@ -221,7 +77,3 @@ class TokenCaptureStore:
             yield connection
         finally:
             self._idle.append(connection)
-
-
-def _snapshot(db: schema.Connection, rollout_id: str, requests: bool) -> TokenCaptureSnapshot | None:
-    return rollouts.snapshot(db, Packer(), rollout_id, requests=requests)

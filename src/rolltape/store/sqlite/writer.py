@@ -5,47 +5,26 @@ resolves what the callers await. A job that fails undoes only itself. Where SQLi
 one job's sake (a full disk), every job is run again in a transaction of its own. If a commit fails, each of its jobs
 fails: nothing is acknowledged that is not on the disk.
 
-Lazy jobs (a delivery note) wait for the next batch, half a second at most. Checkpoints run when nothing waits, or when
-the log has grown large; a commit never pays for one.
+Checkpoints run when nothing waits, or when the log has grown large; a commit never pays for one.
 """
 
-import asyncio
 import os
-import queue
 import sqlite3
 import threading
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from rolltape.errors import StoreError
 from rolltape.store.sqlite import schema
 from rolltape.store.tables.connection import DAMAGED
+from rolltape.store.tables.grouping import Job, Operation, Waiting, resolve
 
-Operation: TypeAlias = Callable[[schema.Connection], Any]
-
-LAZY_SECONDS = 0.5
 _LARGEST_BATCH = 1024
 _PAGES_A_JOB = 4
 """About how many pages a job rewrites, apart from those it adds."""
 _IDLE_CHECKPOINT = 1_000
 _FORCED_CHECKPOINT = 16_000
 """In pages of the log: from 4 MB it is folded into the file when nothing waits, from 64 MB at once."""
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """One operation and who awaits it (nobody: `future` None). `amends`: what to write instead if it fails, or None.
-
-    A job whose own operation is its amends is tried again until the disk takes it.
-    """
-
-    operation: Operation
-    future: asyncio.Future[Any] | None = None
-    amends: Operation | None = None
-    lazy: bool = False
 
 
 class _TransactionLost(Exception):
@@ -63,71 +42,32 @@ class Writer:
     """
 
     def __init__(self, db: schema.Connection, forget: Callable[[], None]) -> None:
-        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.waiting = Waiting()
         self._db = db
         self._checkpointed_pages = self._pages()
         self._checkpointed_jobs = 0
         self._file = str(db.execute("PRAGMA database_list").fetchone()[2])
         self._opened = _identity(self._file)
         self._forget = forget
-        self._closed = False
-        self._owed: list[Job] = []
         self.batches = 0
         """How many transactions were committed: never more than one sync each."""
         self.jobs = 0
         self._thread = threading.Thread(target=self._run, name="rolltape-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, operation: Operation, *, amends: Operation | None = None) -> asyncio.Future[Any]:
-        """Queue an operation; the future resolves after the commit. Raises `StoreError` when closed."""
-        future = asyncio.get_running_loop().create_future()
-        self._put(Job(operation, future, amends))
-        return future
-
-    def submit_lazily(self, operation: Operation) -> None:
-        """Queue an operation that nobody awaits and that is worth no sync of its own."""
-        self._put(Job(operation, lazy=True))
-
     def close(self) -> None:
         """Commit what is queued, fold the log into the file, end the thread. Blocks; idempotent."""
-        if not self._closed:
-            self._closed = True
-            self._queue.put(None)
+        self.waiting.close()
         self._thread.join()
-
-    def _put(self, job: Job) -> None:
-        if self._closed:
-            raise StoreError("the store is closed")
-        self._queue.put(job)
 
     def _run(self) -> None:
         closing = False
         while not closing:
-            batch, closing = self._collect()
+            batch, closing = self.waiting.take()
             for start in range(0, len(batch), _LARGEST_BATCH):
                 self._commit(batch[start : start + _LARGEST_BATCH])
             self._checkpoint(close=closing)
         self._db.close()
-
-    def _collect(self) -> tuple[list[Job], bool]:
-        """Everything that waits, as soon as something does that cannot wait longer; and whether to close."""
-        batch, self._owed = self._owed, []
-        deadline = time.monotonic() + LAZY_SECONDS
-        urgent = False
-        while True:
-            try:
-                if urgent:
-                    job = self._queue.get_nowait()
-                else:
-                    job = self._queue.get(timeout=max(0.0, deadline - time.monotonic()) if batch else None)
-            except queue.Empty:
-                return batch, False
-            if job is None:
-                return batch, True
-            if not batch:
-                deadline = time.monotonic() + LAZY_SECONDS
-            batch.append(job)
-            urgent = urgent or not job.lazy
 
     def _commit(self, batch: Sequence[Job]) -> None:
         try:
@@ -135,7 +75,7 @@ class Writer:
         except _TransactionLost as lost:
             results = self._one_by_one(batch, lost)
         self.jobs += len(batch)
-        _resolve(zip(batch, results, strict=True))
+        resolve(zip(batch, results, strict=True))
 
     def _transaction(self, batch: Sequence[Job]) -> list[Any]:
         """Results in order, errors among them. Raises `_TransactionLost` when the jobs have to be run apart."""
@@ -146,7 +86,7 @@ class Writer:
             self._in_place()
         except (*DAMAGED, StoreError) as error:
             self._abandon()
-            self._owe(batch)
+            self.waiting.owe(batch)
             return [_as_store_error(error) for _ in batch]
         except BaseException:
             self._abandon()
@@ -174,7 +114,7 @@ class Writer:
                 try:
                     self._in_savepoint(job.amends)
                 except sqlite3.Error:
-                    self._owe([job])
+                    self.waiting.owe([job])
             return _as_store_error(error)
 
     def _in_savepoint(self, operation: Operation) -> Any:
@@ -193,7 +133,7 @@ class Writer:
     def _one_by_one(self, batch: Sequence[Job], lost: _TransactionLost) -> list[Any]:
         """Each job in its own transaction, so that the one which broke the batch harms only itself."""
         if len(batch) == 1:
-            self._owe(batch)
+            self.waiting.owe(batch)
             return [_as_store_error(lost.cause)]
         results: list[Any] = []
         for job in batch:
@@ -202,9 +142,6 @@ class Writer:
             except _TransactionLost as again:
                 results += self._one_by_one([job], again)
         return results
-
-    def _owe(self, batch: Sequence[Job]) -> None:
-        self._owed += [Job(job.amends, amends=job.amends, lazy=True) for job in batch if job.amends is not None]
 
     def _abandon(self) -> None:
         if self._db.in_transaction:
@@ -216,7 +153,7 @@ class Writer:
         try:
             pages = self._pages()
             log = pages - self._checkpointed_pages + _PAGES_A_JOB * (self.jobs - self._checkpointed_jobs)
-            if close or log > (_IDLE_CHECKPOINT if self._queue.empty() else _FORCED_CHECKPOINT):
+            if close or log > (_IDLE_CHECKPOINT if self.waiting.empty else _FORCED_CHECKPOINT):
                 self._db.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if close else 'PASSIVE'})").fetchall()
                 self._checkpointed_pages, self._checkpointed_jobs = pages, self.jobs
         except sqlite3.Error:
@@ -238,26 +175,3 @@ def _as_store_error(error: BaseException) -> StoreError:
     wrapped = StoreError(f"not stored: {what}: {error}")
     wrapped.__cause__ = error
     return wrapped
-
-
-def _resolve(results: Iterable[tuple[Job, Any]]) -> None:
-    """Wake the callers, once for each event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = defaultdict(list)
-    for job, result in results:
-        if job.future is not None:
-            by_loop[job.future.get_loop()].append((job.future, result))
-    for loop, pairs in by_loop.items():
-        try:
-            loop.call_soon_threadsafe(_settle, pairs)
-        except RuntimeError:  # the loop ended: nobody waits any more
-            continue
-
-
-def _settle(pairs: Sequence[tuple[asyncio.Future[Any], Any]]) -> None:
-    for future, result in pairs:
-        if future.done():
-            continue
-        if isinstance(result, StoreError):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
