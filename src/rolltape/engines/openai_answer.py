@@ -3,12 +3,16 @@
 What is no id, log-prob or count is None, so that capture marks it; what is no answer at all raises `EngineBroken`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from rolltape.chat import FinishReason, Json, ToolCallDelta
-from rolltape.engines.http import lenient_json
-from rolltape.errors import EngineBroken, EntryError
+from rolltape.engines.http import Refusal, lenient_json
+from rolltape.errors import EngineBroken, EntryError, RequestError
+from rolltape.sse import SseParser
 from rolltape.tokens import IntArray, token_ids
 
 FINISH_REASONS: dict[str, FinishReason] = {
@@ -18,6 +22,44 @@ FINISH_REASONS: dict[str, FinishReason] = {
     "function_call": "tool_calls",
     "content_filter": "content_filter",
 }
+
+
+@dataclass(slots=True)
+class Messages:
+    """Reads of any size to the JSON texts in them: the data of a stream's events, or one whole body."""
+
+    name: str
+    streamed: bool
+    _sse: SseParser = field(default_factory=SseParser)
+    _whole: bytearray = field(default_factory=bytearray)
+
+    def feed(self, read: bytes) -> Iterator[bytes]:
+        """The messages that `read` completes, each before anything behind it is looked at."""
+        if not self.streamed:
+            self._whole += read
+            return
+        for event in self._sse.feed(read):
+            yield event.data
+
+    def end(self, done: bool) -> bytes | None:
+        """The whole body, None of a stream. Raises `EngineBroken` where the end cut off a chunk that was still due."""
+        if not self.streamed:
+            return bytes(self._whole)
+        if self._sse.finish() is not None and not done:
+            raise EngineBroken(f"{self.name}'s stream was cut off inside a chunk")
+        return None
+
+
+def failure(chunk: Json, name: str, refusal: Refusal | None, path: str) -> RequestError | None:
+    """The error that a chunk tells, None where it tells none. `refusal` while nothing has been sampled, else None."""
+    if not chunk.get("error") and chunk.get("object") != "error":
+        return None
+    error = chunk.get("error")
+    fields = error if isinstance(error, dict) else chunk
+    code, said = fields.get("code"), fields.get("message", error)
+    if refusal is not None and isinstance(code, int) and 400 <= code < 600:
+        return refusal(code, msgspec.json.encode({"error": fields}), path)
+    return EngineBroken(f"{name} failed in mid-stream: {said}")
 
 
 def json_chunk(data: bytes, name: str) -> Json:

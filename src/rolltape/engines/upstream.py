@@ -6,7 +6,7 @@ The server itself is never started or ended by us.
 """
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from typing import Any, Protocol, get_args
 
 import aiohttp
@@ -26,7 +26,7 @@ class Reader(Protocol):
 
     def feed(self, read: bytes) -> Iterator[EngineEvent]: ...
 
-    def close(self) -> list[EngineEvent]: ...
+    def close(self) -> Iterable[EngineEvent]: ...
 
 
 class Upstream:
@@ -44,6 +44,8 @@ class Upstream:
         self._server: EngineServer | None = None
         self._models: tuple[ServedModel, ...] = ()
         self._asked_at = 0.0
+        self.adapters: frozenset[str] = frozenset()
+        """Which models are adapters of another one."""
 
     async def start(self) -> None:
         """Connect, and learn which models there are."""
@@ -78,7 +80,9 @@ class Upstream:
         cards = (await self.server().get("/v1/models")).get("data")
         if not isinstance(cards, list) or not cards or not all(isinstance(card, dict) for card in cards):
             raise EngineBroken("it lists no models")
-        models = [ServedModel(str(card.get("id")), _length(card.get("max_model_len"))) for card in cards]
+        self.adapters = frozenset(str(card.get("id")) for card in cards if card.get("parent"))
+        lengths = {card.get("id"): _length(card.get("max_model_len")) for card in cards}
+        models = [ServedModel(str(c.get("id")), lengths[c.get("id")] or lengths.get(c.get("parent"))) for c in cards]
         if self._model is None:
             return tuple(models)
         default = [model for model in models if model.name == self._model]

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from rolltape.chat import Delta, EngineEvent, Finished, FinishReason, Json, Started
 from rolltape.engines.openai_answer import (
+    Messages,
     chat_log_probs,
     count,
+    failure,
     finish_reason,
     json_chunk,
     log_prob,
@@ -25,7 +25,6 @@ from rolltape.engines.vllm.asking import Asked
 from rolltape.engines.vllm.refusals import refusal
 from rolltape.errors import EngineBroken, EngineRefused
 from rolltape.record import Fault
-from rolltape.sse import SseParser
 from rolltape.tokens import IntArray
 
 NO_LOG_PROB = -9999.0
@@ -44,8 +43,7 @@ class AnswerReader:
     streamed: bool = True
     """False: the answer is one JSON object, from a server that does not stream."""
     done: bool = False
-    _sse: SseParser = field(default_factory=SseParser)
-    _whole: bytearray = field(default_factory=bytearray)
+    _messages: Messages = field(init=False)
     _started: Started | None = None
     _reason: FinishReason | None = None
     _calls: bool = False
@@ -54,21 +52,19 @@ class AnswerReader:
     _shifted: bool = False
     """Ids and log-probs came in unequal numbers somewhere."""
 
+    def __post_init__(self) -> None:
+        self._messages = Messages("vLLM", self.streamed)
+
     def feed(self, read: bytes) -> Iterator[EngineEvent]:
-        """The events that `read` completes, each before anything behind it is looked at."""
-        if not self.streamed:
-            self._whole += read
-            return
-        for message in self._sse.feed(read):
-            yield from self._message(message.data)
+        """The events that `read` completes."""
+        for message in self._messages.feed(read):
+            yield from self._message(message)
 
     def close(self) -> list[EngineEvent]:
         """The answer has ended cleanly, as far as the connection can tell."""
-        if not self.streamed:
-            return [*self._message(bytes(self._whole)), *self._finish(None)]
-        if self._sse.finish() is not None and not self.done:
-            raise EngineBroken("vLLM's stream was cut off inside a chunk")
-        return self._finish(None)
+        whole = self._messages.end(self.done)
+        events = [] if whole is None else self._message(whole)
+        return events + self._finish(None)
 
     def _message(self, data: bytes) -> list[EngineEvent]:
         if data.strip() == b"[DONE]":
@@ -80,8 +76,9 @@ class AnswerReader:
 
     def chunk(self, chunk: Json) -> list[EngineEvent]:
         """The events of one chunk."""
-        if chunk.get("error") or chunk.get("object") == "error":
-            raise self._failure(chunk)
+        error = failure(chunk, "vLLM", refusal if self._started is None else None, self.asked.path)
+        if error is not None:
+            raise error
         events: list[EngineEvent] = []
         for choice in chunk.get("choices") or ():
             events += self._choice(chunk, choice)
@@ -89,16 +86,6 @@ class AnswerReader:
         if self._reason is not None and isinstance(usage, dict):
             events += self._finish(usage)
         return events
-
-    def _failure(self, chunk: Json) -> EngineRefused | EngineBroken:
-        error = chunk.get("error")
-        fields = error if isinstance(error, dict) else chunk
-        code, said = fields.get("code"), fields.get("message", error)
-        if self._started is None and isinstance(code, int) and 400 <= code < 500:
-            refused = refusal(code, msgspec.json.encode({"error": fields}), self.asked.path)
-            if isinstance(refused, EngineRefused):
-                return refused
-        return EngineBroken(f"vLLM failed in mid-stream: {said}")
 
     def _choice(self, chunk: Json, choice: Json) -> list[EngineEvent]:
         if not isinstance(choice, dict) or choice.get("index", 0) != 0:
