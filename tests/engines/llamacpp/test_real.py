@@ -186,7 +186,7 @@ async def test_closing_the_iterator_frees_the_slot(engine: LlamaCppEngine, serve
 
     await stream.aclose()  # type: ignore[attr-defined]
 
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(15):
         while any(slot["is_processing"] for slot in await slots(server)):  # noqa: ASYNC110 - another's state
             await asyncio.sleep(0.01)
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,69 +13,24 @@ from rolltape.chat import ChatRequest, EngineEvent, Finished, Message, Started
 from rolltape.engines.vllm import VllmEngine
 from rolltape.errors import ConfigError, EngineBroken, EngineRefused, EngineUnavailable, RequestError
 
+from ..server import STREAM, FakeServer, answer, piece, streamed
+
 DATA = Path(__file__).parents[2] / "data" / "vllm"
 MODELS = {"object": "list", "data": [{"id": "policy", "max_model_len": 4096}, {"id": "adapter"}]}
 HI = ChatRequest("anything", messages=(Message("user", "hi"),))
-STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
-def answer(status: int, body: Any) -> bytes:
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    return head.encode() + data
-
-
-def piece(data: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(data), data)
-
-
-def streamed(data: bytes) -> bytes:
-    return STREAM + piece(data) + piece(b"")
-
-
 CHAT = streamed((DATA / "chat.sse").read_bytes())
 
 
-@dataclass
-class FakeVllm:
-    """Answers `/v1/models`, and each further request with the next of `replies`, the last one over and over."""
-
-    replies: list[bytes]
-    bodies: list[Any] = field(default_factory=list)
-    closed: asyncio.Event = field(default_factory=asyncio.Event)
-    hold: bool = False
-    listener: asyncio.Server | None = None
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        lengths = (line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length"))
-        body = await reader.readexactly(int(next(lengths, b":0").split(b":")[1]))
-        if head.startswith(b"GET /v1/models"):
-            writer.write(answer(200, MODELS))
-        elif head.startswith(b"GET /health"):
-            writer.write(answer(200, b""))
-        else:
-            self.bodies.append(json.loads(body))
-            writer.write(self.replies[min(len(self.bodies), len(self.replies)) - 1])
-            if self.hold:
-                await writer.drain()
-                await reader.read()
-                self.closed.set()
-        await writer.drain()
-        writer.close()
-
-
 @asynccontextmanager
-async def engine(*replies: bytes, hold: bool = False, **options: Any) -> AsyncIterator[tuple[VllmEngine, FakeVllm]]:
-    fake = FakeVllm(list(replies), hold=hold)
-    fake.listener = listener = await asyncio.start_server(fake.serve, "127.0.0.1", 0)
-    made = VllmEngine(url=f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1", **options)
-    try:
-        await made.start()
-        yield made, fake
-    finally:
-        await made.close()
-        listener.close()
+async def engine(*replies: bytes, hold: bool = False, **options: Any) -> AsyncIterator[tuple[VllmEngine, FakeServer]]:
+    fake = FakeServer({"/v1/models": answer(200, MODELS), "/health": answer(200, b"")}, list(replies), hold)
+    async with fake.listening() as url:
+        made = VllmEngine(url=url, **options)
+        try:
+            await made.start()
+            yield made, fake
+        finally:
+            await made.close()
 
 
 async def collect(made: VllmEngine, request: ChatRequest = HI, **sampling: Any) -> list[EngineEvent]:
