@@ -121,7 +121,7 @@ async def test_a_hanging_harness_that_ignores_sigterm_is_killed_after_the_grace(
     )
 
     assert (ended.ending, ended.exit_code) == (Ending.TIMED_OUT, -9)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 30
     assert marked(tmp_path) == []
 
 
@@ -161,7 +161,7 @@ async def test_a_daemon_that_keeps_the_output_open_does_not_hold_up_the_end(tmp_
     ended = await launch(shell("(sleep 60 &) ; echo bye"), attempt(tmp_path))
 
     assert ended.ending is Ending.FINISHED
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 30
 
 
 async def test_cancelling_ends_the_processes(tmp_path: Path) -> None:
