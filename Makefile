@@ -27,7 +27,7 @@ demo: $(STAMPS)/demo ## a real harness on a real small model: 24 rollouts, captu
 test: $(STAMPS)/test ## the tests, except those that drive third-party programs
 	$(BIN)/python -m pytest -m "not real"
 
-test-real: $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/torch $(STAMPS)/strace $(STAMPS)/npm $(VLLM)/.stamp ## the tests that drive real harnesses and models; skips are failures
+test-real: $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/torch $(STAMPS)/strace $(STAMPS)/postgres $(STAMPS)/npm $(VLLM)/.stamp ## the tests that drive real harnesses and models; skips are failures
 	$(BIN)/python -m pytest -m real --no-skips
 
 lint: $(STAMPS)/lint ## style, types, the floors, and the rules of the house
@@ -80,6 +80,10 @@ $(STAMPS)/npm: .ci/npm Makefile $(BIN)/python
 
 $(STAMPS)/strace: $(BIN)/python
 	.ci/need strace
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/postgres: $(BIN)/python
+	.ci/need initdb postgresql
 	@mkdir -p $(STAMPS) && touch $@
 
 $(VLLM)/.stamp: .ci/vllm tests/real/tiny_qwen3.py

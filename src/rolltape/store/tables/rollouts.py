@@ -96,10 +96,11 @@ def _make(db: Connection, rollout_id: str) -> bool:
     """Insert the rollout's row; False where somebody else did so first."""
     now = time.time()
     made = db.execute(
-        "INSERT INTO rollouts (rollout_id, created_at, updated_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+        "INSERT INTO rollouts (rollout_id, created_at, updated_at) VALUES (?, ?, ?)"
+        " ON CONFLICT DO NOTHING RETURNING id",
         (rollout_id, now, now),
     )
-    return bool(made.rowcount)
+    return bool(made.fetchall())
 
 
 def refuse_retired(rollout: Rollout) -> None:
@@ -124,10 +125,11 @@ def begin_call(db: Connection, rollout_id: str, call_id: str) -> None:
     ).fetchone():
         raise ConflictError(f"call {call_id!r} of rollout {rollout_id!r} is already recorded")
     begun = db.execute(
-        "INSERT INTO intents (rollout, call_id, step_index, begun_at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+        "INSERT INTO intents (rollout, call_id, step_index, begun_at) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT DO NOTHING RETURNING 1",
         (rollout.id, call_id, rollout.next_step, time.time()),
     )
-    if begun.rowcount:
+    if begun.fetchall():
         db.execute(
             "UPDATE rollouts SET next_step = next_step + 1, updated_at = ? WHERE id = ?", (time.time(), rollout.id)
         )
@@ -137,10 +139,10 @@ def mark(db: Connection, rollout: int, call_id: str, reason: str) -> None:
     """Make a rollout incomplete, once for each reason; the version advances with each."""
     now = time.time()
     new = db.execute(
-        "INSERT INTO marks (rollout, call_id, reason, at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+        "INSERT INTO marks (rollout, call_id, reason, at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING 1",
         (rollout, call_id, reason, now),
     )
-    if new.rowcount:
+    if new.fetchall():
         db.execute("UPDATE rollouts SET version = version + 1, updated_at = ? WHERE id = ?", (now, rollout))
 
 
