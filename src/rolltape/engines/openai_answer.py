@@ -3,13 +3,14 @@
 What is no id, log-prob or count is None, so that capture marks it; what is no answer at all raises `EngineBroken`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
-from rolltape.chat import FinishReason, Json, ToolCallDelta
+from rolltape.chat import EngineEvent, FinishReason, Json, ToolCallDelta
 from rolltape.engines.http import Refusal, lenient_json
 from rolltape.errors import EngineBroken, EntryError, RequestError
 from rolltape.sse import SseParser
@@ -48,6 +49,47 @@ class Messages:
         if self._sse.finish() is not None and not done:
             raise EngineBroken(f"{self.name}'s stream was cut off inside a chunk")
         return None
+
+
+class AnswerReader(ABC):
+    """One call's answer to events. Feed it reads of any size, then `close` it; `done` once `Finished` came out.
+
+    Raises `EngineBroken` for what is no answer, and what the answer itself says that it is.
+    """
+
+    __slots__ = ()
+    name: ClassVar[str]
+    """What errors call the server."""
+    done: bool
+    _messages: Messages
+
+    def feed(self, read: bytes) -> Iterator[EngineEvent]:
+        """The events that `read` completes."""
+        for message in self._messages.feed(read):
+            yield from self._message(message)
+
+    def close(self) -> Iterator[EngineEvent]:
+        """The answer has ended cleanly, as far as the connection can tell."""
+        whole = self._messages.end(self.done)
+        if whole is not None:
+            yield from self._message(whole)
+        yield from self.end()
+
+    def _message(self, data: bytes) -> list[EngineEvent]:
+        if data.strip() == b"[DONE]":
+            return self.end()
+        try:
+            return self.chunk(json_chunk(data, self.name))
+        except (TypeError, AttributeError, ValueError, LookupError) as error:
+            raise EngineBroken(f"{self.name} sent a chunk of another shape ({error}): {data[:80]!r}") from error
+
+    @abstractmethod
+    def chunk(self, chunk: Json) -> list[EngineEvent]:
+        """The events of one chunk, or of an answer that is one object."""
+
+    @abstractmethod
+    def end(self) -> list[EngineEvent]:
+        """The last events; none where they came before. Raises `EngineBroken` where the generation has not ended."""
 
 
 def failure(chunk: Json, name: str, refusal: Refusal | None, path: str) -> RequestError | None:

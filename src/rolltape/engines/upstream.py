@@ -6,27 +6,18 @@ The server itself is never started or ended by us.
 """
 
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator
-from typing import Any, Protocol, get_args
+from collections.abc import AsyncGenerator
+from typing import Any, get_args
 
 import aiohttp
 
 from rolltape.chat import EngineEvent
 from rolltape.engines import ServedModel
 from rolltape.engines.http import EngineServer, Refusal
+from rolltape.engines.openai_answer import AnswerReader
 from rolltape.errors import ConfigError, EngineBroken, EngineUnavailable, RequestError
 
 MODELS_SECONDS = 60.0
-
-
-class Reader(Protocol):
-    """Bytes of an answer to events; `done` once `Finished` came out."""
-
-    done: bool
-
-    def feed(self, read: bytes) -> Iterator[EngineEvent]: ...
-
-    def close(self) -> Iterable[EngineEvent]: ...
 
 
 class Upstream:
@@ -120,7 +111,30 @@ class Upstream:
         return self._server
 
 
-async def events(response: aiohttp.ClientResponse, reader: Reader) -> AsyncGenerator[EngineEvent, None]:
+class ObservedEngine:
+    """What every engine over an `Upstream` has in common."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+
+    async def start(self) -> None:
+        """See `Upstream.start`."""
+        await self._upstream.start()
+
+    async def close(self) -> None:
+        """The server itself is left alone."""
+        await self._upstream.close()
+
+    async def models(self) -> tuple[ServedModel, ...]:
+        """See `Upstream.models`."""
+        return await self._upstream.models()
+
+    async def healthy(self) -> bool:
+        """See `Upstream.healthy`."""
+        return await self._upstream.healthy()
+
+
+async def events(response: aiohttp.ClientResponse, reader: AnswerReader) -> AsyncGenerator[EngineEvent, None]:
     """What `reader` makes of the answer, as it comes."""
     async for read in response.content.iter_any():
         for event in reader.feed(read):

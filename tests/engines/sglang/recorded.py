@@ -4,12 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rolltape.capture import CallIdentity, ModelCall
-from rolltape.chat import ChatRequest, EngineEvent
+from rolltape.chat import EngineEvent
 from rolltape.engines.sglang.asking import CHAT, NATIVE, Asked
 from rolltape.engines.sglang.chat import ChatReader
 from rolltape.engines.sglang.generating import GenerateReader
-from rolltape.record import LogProbKind, TokenEntry
+from rolltape.record import LogProbKind
 from rolltape.tokens import token_ids
 
 DATA = Path(__file__).parents[2] / "data" / "sglang"
@@ -55,25 +54,3 @@ def generate_reader(prompt: list[int] | None = None, streamed: bool = True, **ap
 def read(reader: ChatReader | GenerateReader, *reads: bytes) -> list[EngineEvent]:
     events = [event for data in reads for event in reader.feed(data)]
     return events + list(reader.close())
-
-
-def machine() -> ModelCall:
-    return ModelCall(
-        CallIdentity(
-            rollout_id="R",
-            model_call_id="c",
-            response_id="r",
-            protocol="p",
-            engine="sglang",
-            model="m",
-            request=ChatRequest("m"),
-            request_digest="sha256:",
-        )
-    )
-
-
-def entry(events: list[EngineEvent]) -> TokenEntry:
-    call = machine()
-    for event in events:
-        call.feed(event, 0.0)
-    return call.completed(0.0, policy_version_end=None)

@@ -9,7 +9,8 @@ from rolltape.chat import Delta, EngineEvent, Finished, Started
 from rolltape.errors import EngineBroken, EngineRefused, RequestError
 from rolltape.record import Outcome
 
-from .recorded import answer, chat_reader, chunks, entry, machine, read, response, stream
+from ..tape import entry, machine
+from .recorded import answer, chat_reader, chunks, read, response, stream
 
 STREAM = "chat_stream_sglext_hdr"
 PROMPT = chunks(STREAM)[-1]["sglext"]["input_ids"]

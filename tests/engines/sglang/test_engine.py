@@ -14,8 +14,9 @@ from rolltape.errors import ConfigError, EngineBroken, EngineRefused, EngineUnav
 from rolltape.registry import load
 
 from ..server import STREAM, FakeServer, answer, piece, streamed
+from ..tape import entry
 from .recorded import answer as recorded_body
-from .recorded import chunks, entry, recording
+from .recorded import chunks, recording
 
 CARDS = {"data": [{"id": "policy", "max_model_len": 4096}, {"id": "tuned", "parent": "policy", "max_model_len": None}]}
 HI = ChatRequest("anything", messages=(Message("user", "hi"),))
@@ -68,7 +69,6 @@ async def test_a_server_without_a_parser_is_asked_for_whole_answers() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"info": {"tool_call_parser": "qwen"}}, {"info": {"reasoning_parser": "qwen3"}}, {"answers": "streamed"}],
     [{"info": {"tool_call_parser": "qwen"}}, {"info": {"reasoning_parser": "qwen3"}}, {"answers": "streamed"}],
 )
 async def test_a_server_with_a_parser_streams_and_its_prompt_is_known_first(options: dict[str, Any]) -> None:

@@ -9,7 +9,8 @@ from rolltape.chat import Delta, EngineEvent, Finished, Started
 from rolltape.errors import EngineBroken, EngineRefused, EngineUnavailable, RequestError
 from rolltape.record import Outcome
 
-from .recorded import answer, chunks, entry, generate_reader, machine, read, recording, stream
+from ..tape import entry, machine
+from .recorded import answer, chunks, generate_reader, read, recording, stream
 
 WHOLE = ("generate", "generate_after_update", "chat_stop", "raw_T0.5")
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from rolltape.capture import CallIdentity, ModelCall
-from rolltape.chat import ChatRequest, Delta, EngineEvent, Finished, Started
+from rolltape.chat import Delta, EngineEvent, Finished, Started
 from rolltape.engines.vllm.asking import Asked
-from rolltape.engines.vllm.reading import AnswerReader
+from rolltape.engines.vllm.reading import VllmReader
 from rolltape.errors import EngineBroken, EngineRefused, RequestError
-from rolltape.record import LogProbKind, Outcome, TokenEntry
+from rolltape.record import LogProbKind, Outcome
+
+from ..tape import entry, machine
 
 DATA = Path(__file__).parents[2] / "data" / "vllm"
 RECORDED = ("chat", "tool_call", "reasoning", "named_tool_cut", "completion")
@@ -22,43 +23,19 @@ def recorded(name: str) -> bytes:
     return (DATA / f"{name}.sse").read_bytes()
 
 
-def reader(context: int | None = None, streamed: bool = True, **applied: Any) -> AnswerReader:
-    return AnswerReader(Asked("/v1/chat/completions", {}, applied, LogProbKind.RAW), context, streamed)
+def reader(context: int | None = None, streamed: bool = True, **applied: Any) -> VllmReader:
+    return VllmReader(Asked("/v1/chat/completions", {}, applied, LogProbKind.RAW), context, streamed)
 
 
 def read(*reads: bytes, **options: Any) -> list[EngineEvent]:
     answer = reader(**options)
     events = [event for data in reads for event in answer.feed(data)]
-    return events + answer.close()
+    return [*events, *answer.close()]
 
 
 def stream(*chunks: dict[str, Any] | str, done: bool = True) -> bytes:
     lines = [chunk if isinstance(chunk, str) else json.dumps(chunk) for chunk in chunks]
     return "".join(f"data: {line}\n\n" for line in [*lines, *(["[DONE]"] if done else [])]).encode()
-
-
-def entry(events: list[EngineEvent]) -> TokenEntry:
-    """The events as the gateway records them."""
-    call = machine()
-    for event in events:
-        call.feed(event, 0.0)
-    return call.completed(0.0, policy_version_end=None)
-
-
-def machine() -> ModelCall:
-    request = ChatRequest("m")
-    return ModelCall(
-        CallIdentity(
-            rollout_id="R",
-            model_call_id="c",
-            response_id="r",
-            protocol="p",
-            engine="vllm",
-            model="m",
-            request=request,
-            request_digest="sha256:",
-        )
-    )
 
 
 def deltas(events: list[EngineEvent]) -> list[Delta]:
@@ -249,7 +226,7 @@ def test_a_stream_that_breaks_keeps_its_ids_and_is_never_finished_by_us(end: byt
     def run() -> None:
         for event in answer.feed(stream(start, done=False) + end):
             call.feed(event, 0.0)
-        answer.close()
+        list(answer.close())
 
     with pytest.raises(EngineBroken):
         run()
@@ -325,7 +302,7 @@ def test_nothing_that_is_read_after_the_end_changes_it() -> None:
 
     assert isinstance(events[-1], Finished)
     assert answer.done
-    assert answer.close() == []
+    assert list(answer.close()) == []
 
 
 @pytest.mark.parametrize("garbage", [b"\x00\xff", b"data: \xff\n\n", b'data: {"choices": 3}\n\n', b"data: null\n\n"])

@@ -7,7 +7,6 @@ In a stream log-probs come without ids, so they are held back until the ids are 
 is known before, from `/tokenize`, and held against what the server says it was.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +14,12 @@ import numpy as np
 
 from rolltape.chat import Delta, EngineEvent, Finished, Json, Started, ToolCallDelta
 from rolltape.engines.openai_answer import (
+    AnswerReader,
     Messages,
     chat_log_probs,
     count,
     failure,
     finish_reason,
-    json_chunk,
     prompt_ids,
     tool_call,
 )
@@ -33,8 +32,10 @@ from rolltape.record import Fault
 
 
 @dataclass(slots=True)
-class ChatReader:
+class ChatReader(AnswerReader):
     """One call's answer, streamed or whole, told by its content type. As `GenerateReader` otherwise."""
+
+    name = "SGLang"
 
     asked: Asked
     context: int | None = None
@@ -51,33 +52,18 @@ class ChatReader:
     _whole: tuple[Json, TokenTally] | None = None
 
     def __post_init__(self) -> None:
-        self._messages = Messages("SGLang", self.streamed)
-
-    def feed(self, read: bytes) -> Iterator[EngineEvent]:
-        """The events that `read` completes."""
-        for message in self._messages.feed(read):
-            yield from self._message(message)
-
-    def close(self) -> Iterator[EngineEvent]:
-        """The answer has ended cleanly, as far as the connection can tell."""
-        whole = self._messages.end(self.done)
-        if whole is not None:
-            yield from self._message(whole)
-        yield from self._finish() if self._whole is None else self._finish_whole(*self._whole)
-
-    def _message(self, data: bytes) -> list[EngineEvent]:
-        if data.strip() == b"[DONE]":
-            return self._finish()
-        try:
-            chunk = json_chunk(data, "SGLang")
-            error = failure(chunk, "SGLang", refusal if self._started is None else None, self.asked.path)
-            if error is not None:
-                raise error
-            return self.chunk(chunk) if self.streamed else self.whole(chunk)
-        except (TypeError, AttributeError, ValueError, LookupError) as error:
-            raise EngineBroken(f"SGLang sent a chunk of another shape ({error}): {data[:80]!r}") from error
+        self._messages = Messages(self.name, self.streamed)
 
     def chunk(self, chunk: Json) -> list[EngineEvent]:
+        error = failure(chunk, self.name, refusal if self._started is None else None, self.asked.path)
+        if error is not None:
+            raise error
+        return self.streamed_chunk(chunk) if self.streamed else self.whole(chunk)
+
+    def end(self) -> list[EngineEvent]:
+        return self._finish() if self._whole is None else self._finish_whole(*self._whole)
+
+    def streamed_chunk(self, chunk: Json) -> list[EngineEvent]:
         """The events of one chunk of a stream."""
         events: list[EngineEvent] = []
         if self._started is None:

@@ -30,7 +30,7 @@ from rolltape.engines.sglang.asking import (
 from rolltape.engines.sglang.chat import ChatReader
 from rolltape.engines.sglang.generating import GenerateReader
 from rolltape.engines.sglang.refusals import refusal
-from rolltape.engines.upstream import Reader, Upstream, events, one_of
+from rolltape.engines.upstream import ObservedEngine, Upstream, events, one_of
 from rolltape.errors import EngineBroken, RequestError
 from rolltape.tokens import IntArray, token_ids
 
@@ -39,7 +39,7 @@ URL = "http://127.0.0.1:30000"
 Answers: TypeAlias = Literal["auto", "streamed", "whole"]
 
 
-class SglangEngine:
+class SglangEngine(ObservedEngine):
     """A running SGLang server at `url`, with or without `/v1` at its end.
 
     `model`: which of its models is the default one; None = the first that it lists.
@@ -68,7 +68,7 @@ class SglangEngine:
         one_of("answers", answers, Answers)
         one_of("tool_grammar", tool_grammar, ToolGrammar)
         one_of("original_logprobs", original_logprobs, Literal[True, False])
-        self._upstream = Upstream("SGLang", url or URL, api_key, model, refusal=refusal, silence=silence)
+        super().__init__(Upstream("SGLang", url or URL, api_key, model, refusal=refusal, silence=silence))
         self._answers = answers
         self._knows = Server(original_logprobs, tool_grammar)
         self.gives = Gives(
@@ -81,22 +81,11 @@ class SglangEngine:
 
     async def start(self) -> None:
         """Connect, and learn which models there are and how the server was started."""
-        await self._upstream.start()
+        await super().start()
         try:
             self._knows = self._knows.told(await self._upstream.server().get("/server_info"))
         except RequestError:
             return  # an older server: what it would have told counts as unknown
-
-    async def close(self) -> None:
-        """The server itself is left alone."""
-        await self._upstream.close()
-
-    async def models(self) -> tuple[ServedModel, ...]:
-        """See `Upstream.models`."""
-        return await self._upstream.models()
-
-    async def healthy(self) -> bool:
-        return await self._upstream.healthy()
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """By `/tokenize`, which renders as the chat endpoint does. What it cannot render it refuses."""
@@ -152,7 +141,7 @@ class SglangEngine:
     async def _answer(self, asked: Asked, context: int | None) -> AsyncGenerator[EngineEvent, None]:
         async with self._upstream.server().streamed(asked.path, asked.body) as response:
             streamed = response.content_type != "application/json"
-            reader: Reader = (ChatReader if asked.path == CHAT else GenerateReader)(asked, context, streamed)
+            reader = (ChatReader if asked.path == CHAT else GenerateReader)(asked, context, streamed)
             async with aclosing(events(response, reader)) as told:
                 async for event in told:
                     yield event

@@ -4,12 +4,11 @@ A chunk may repeat the whole generation or hold only what is new; the tally take
 with every chunk, the first one starts the call. A stream without a finish reason is broken, never finished by us.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from rolltape.chat import Delta, EngineEvent, Finished, Json, Started
-from rolltape.engines.openai_answer import Messages, count, failure, finish_reason, json_chunk, prompt_ids
+from rolltape.engines.openai_answer import AnswerReader, Messages, count, failure, finish_reason, prompt_ids
 from rolltape.engines.sglang.asking import Asked
 from rolltape.engines.sglang.refusals import refusal
 from rolltape.engines.sglang.tally import Entry, TokenTally, log_probs, texts
@@ -22,11 +21,13 @@ NO_VERSION = "default"
 
 
 @dataclass(slots=True)
-class GenerateReader:
+class GenerateReader(AnswerReader):
     """One call's answer. Feed it reads of any size, then `close` it; `done` once `Finished` came out.
 
     `context` in tokens, None = unknown. Raises `EngineBroken`, or what `refusal` gives while nothing has started.
     """
+
+    name = "SGLang"
 
     asked: Asked
     context: int | None = None
@@ -40,27 +41,7 @@ class GenerateReader:
     """Of the chunk that said why the generation ended."""
 
     def __post_init__(self) -> None:
-        self._messages = Messages("SGLang", self.streamed)
-
-    def feed(self, read: bytes) -> Iterator[EngineEvent]:
-        """The events that `read` completes."""
-        for message in self._messages.feed(read):
-            yield from self._message(message)
-
-    def close(self) -> Iterator[EngineEvent]:
-        """The answer has ended cleanly, as far as the connection can tell."""
-        whole = self._messages.end(self.done)
-        if whole is not None:
-            yield from self._message(whole)
-        yield from self._finish()
-
-    def _message(self, data: bytes) -> list[EngineEvent]:
-        if data.strip() == b"[DONE]":
-            return self._finish()
-        try:
-            return self.chunk(json_chunk(data, "SGLang"))
-        except (TypeError, AttributeError, ValueError, LookupError) as error:
-            raise EngineBroken(f"SGLang sent a chunk of another shape ({error}): {data[:80]!r}") from error
+        self._messages = Messages(self.name, self.streamed)
 
     def chunk(self, chunk: Json) -> list[EngineEvent]:
         """The events of one chunk."""
@@ -93,7 +74,7 @@ class GenerateReader:
         self._text += new
         return new
 
-    def _finish(self) -> list[EngineEvent]:
+    def end(self) -> list[EngineEvent]:
         if self.done:
             return []
         if self._meta is None or self._started is None:

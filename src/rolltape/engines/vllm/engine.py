@@ -1,6 +1,6 @@
 """The vLLM engine: one call from request to events.
 
-    request --asking--> body --/v1/chat/completions--> bytes --AnswerReader--> events
+    request --asking--> body --/v1/chat/completions--> bytes --VllmReader--> events
 
 A generation is sent once. Only where vLLM refused it before sampling, as older versions do that leave `max_tokens`
 to the caller, is it asked again, with what the prompt leaves. Closing the iterator closes the connection, which makes
@@ -14,19 +14,19 @@ from typing import Any
 import aiohttp
 
 from rolltape.chat import ChatRequest, EngineEvent
-from rolltape.engines import Gives, ServedModel
+from rolltape.engines import Gives
 from rolltape.engines.openai_body import ToolGrammar
 from rolltape.engines.refusals import TooManyTokens
-from rolltape.engines.upstream import Upstream, events, one_of
+from rolltape.engines.upstream import ObservedEngine, Upstream, events, one_of
 from rolltape.engines.vllm.asking import Asked, LogProbsMode, ask, tokenize_body
-from rolltape.engines.vllm.reading import AnswerReader
+from rolltape.engines.vllm.reading import VllmReader
 from rolltape.engines.vllm.refusals import leaves_no_room, refusal
 from rolltape.errors import EngineRefused
 
 URL = "http://127.0.0.1:8000"
 
 
-class VllmEngine:
+class VllmEngine(ObservedEngine):
     """A running vLLM server at `url`, with or without `/v1` at its end.
 
     `model`: which of its models is the default one; None = the first that it lists.
@@ -52,7 +52,7 @@ class VllmEngine:
     ) -> None:
         one_of("logprobs_mode", logprobs_mode, LogProbsMode)
         one_of("tool_grammar", tool_grammar, ToolGrammar)
-        self._upstream = Upstream("vLLM", url or URL, api_key, model, refusal=refusal, silence=silence)
+        super().__init__(Upstream("vLLM", url or URL, api_key, model, refusal=refusal, silence=silence))
         self._mode, self._tool_grammar = logprobs_mode, tool_grammar
         self.gives = Gives(
             prompt_ids_first=True,
@@ -60,21 +60,6 @@ class VllmEngine:
             tools=True,
             images=True,
         )
-
-    async def start(self) -> None:
-        """Connect, and learn which models there are."""
-        await self._upstream.start()
-
-    async def close(self) -> None:
-        """The server itself is left alone."""
-        await self._upstream.close()
-
-    async def models(self) -> tuple[ServedModel, ...]:
-        """See `Upstream.models`."""
-        return await self._upstream.models()
-
-    async def healthy(self) -> bool:
-        return await self._upstream.healthy()
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """By `/tokenize`, which renders as the chat endpoint does."""
@@ -97,7 +82,7 @@ class VllmEngine:
         async with AsyncExitStack() as stack:
             response, asked = await self._send(stack, asked, served.context_length)
             streamed = response.content_type != "application/json"
-            reader = AnswerReader(asked, served.context_length, streamed)
+            reader = VllmReader(asked, served.context_length, streamed)
             async with aclosing(events(response, reader)) as told:
                 async for event in told:
                     yield event

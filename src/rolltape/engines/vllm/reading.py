@@ -5,18 +5,17 @@ with an empty delta that carry the ids all the same. What is missing or of unequ
 marks the entry. A stream that ends without a finish reason is broken, never finished by us.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from rolltape.chat import Delta, EngineEvent, Finished, FinishReason, Json, Started
 from rolltape.engines.openai_answer import (
+    AnswerReader,
     Messages,
     chat_log_probs,
     count,
     failure,
     finish_reason,
-    json_chunk,
     log_prob,
     prompt_ids,
     tool_call,
@@ -32,11 +31,13 @@ NO_LOG_PROB = -9999.0
 
 
 @dataclass(slots=True)
-class AnswerReader:
+class VllmReader(AnswerReader):
     """One call's answer. Feed it reads of any size, then `close` it; `done` once `Finished` came out.
 
     `context` in tokens, None = unknown. Raises `EngineBroken`, or `EngineRefused` while nothing has started.
     """
+
+    name = "vLLM"
 
     asked: Asked
     context: int | None = None
@@ -53,26 +54,7 @@ class AnswerReader:
     """Ids and log-probs came in unequal numbers somewhere."""
 
     def __post_init__(self) -> None:
-        self._messages = Messages("vLLM", self.streamed)
-
-    def feed(self, read: bytes) -> Iterator[EngineEvent]:
-        """The events that `read` completes."""
-        for message in self._messages.feed(read):
-            yield from self._message(message)
-
-    def close(self) -> list[EngineEvent]:
-        """The answer has ended cleanly, as far as the connection can tell."""
-        whole = self._messages.end(self.done)
-        events = [] if whole is None else self._message(whole)
-        return events + self._finish(None)
-
-    def _message(self, data: bytes) -> list[EngineEvent]:
-        if data.strip() == b"[DONE]":
-            return self._finish(None)
-        try:
-            return self.chunk(json_chunk(data, "vLLM"))
-        except (TypeError, AttributeError, ValueError) as error:
-            raise EngineBroken(f"vLLM sent a chunk of another shape ({error}): {data[:80]!r}") from error
+        self._messages = Messages(self.name, self.streamed)
 
     def chunk(self, chunk: Json) -> list[EngineEvent]:
         """The events of one chunk."""
@@ -129,6 +111,9 @@ class AnswerReader:
             tool_calls=calls,
             token_texts=texts if len(texts) == len(ids) else (),
         )
+
+    def end(self) -> list[EngineEvent]:
+        return self._finish(None)
 
     def _finish(self, usage: Json | None) -> list[EngineEvent]:
         if self.done:
