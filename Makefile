@@ -5,6 +5,7 @@
 
 VENV := .venv
 VLLM := .venv-vllm
+NEMO_GYM := .venv-nemo-gym
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
@@ -27,7 +28,7 @@ demo: $(STAMPS)/demo ## a real harness on a real small model: 24 rollouts, captu
 test: $(STAMPS)/test ## the tests, except those that drive third-party programs
 	$(BIN)/python -m pytest -m "not real"
 
-test-real: $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/torch $(STAMPS)/strace $(STAMPS)/postgres $(STAMPS)/npm $(VLLM)/.stamp ## the tests that drive real harnesses and models; skips are failures
+test-real: $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/torch $(STAMPS)/strace $(STAMPS)/postgres $(STAMPS)/npm $(VLLM)/.stamp $(NEMO_GYM)/.stamp ## the tests that drive real harnesses and models; skips are failures
 	$(BIN)/python -m pytest -m real --no-skips
 
 lint: $(STAMPS)/lint ## style, types, the floors, and the rules of the house
@@ -51,7 +52,7 @@ constraints: $(BIN)/python ## resolve every pin of constraints.txt anew
 	.ci/install --resolve $(VENV) constraints.txt
 
 clean: ## remove everything that the targets made
-	rm -rf $(VENV) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(NEMO_GYM) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "error: no Python of 3.11 or newer found"; echo; echo "hint: make PYTHON=/path/to/python"; exit 1; }
@@ -88,4 +89,8 @@ $(STAMPS)/postgres: $(BIN)/python
 
 $(VLLM)/.stamp: .ci/vllm tests/real/tiny_qwen3.py
 	PYTHON=$(PYTHON) .ci/vllm $(VLLM)
+	@touch $@
+
+$(NEMO_GYM)/.stamp: .ci/nemo-gym constraints.txt
+	PYTHON=$(PYTHON) .ci/nemo-gym $(NEMO_GYM)
 	@touch $@
