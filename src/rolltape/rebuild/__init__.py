@@ -42,7 +42,8 @@ NOTHING_TRAINABLE = "capture produced no trainable generated tokens"
 class CallNode:
     """One call as `rolltape tree` draws it. `parent` and `children` are model call ids; calls off the tree have none.
 
-    `reason` says why the call carries no loss, "" where it does. `owned_tokens` of its `sampled_tokens` do.
+    `reason` says why the call carries no loss, "" where it does. `owned_tokens` of its `sampled_tokens` do. The first
+    `kept_tokens` of them are in a later prompt, in their place: how much of a reply that broke off its harness kept.
     """
 
     model_call_id: str
@@ -55,6 +56,7 @@ class CallNode:
     prompt_tokens: int
     sampled_tokens: int
     owned_tokens: int
+    kept_tokens: int
     row_id: str | None
 
     def to_json(self) -> dict[str, Any]:
@@ -187,5 +189,6 @@ def _nodes(tree: CallTree, dealt: Dealt) -> Iterator[CallNode]:
             prompt_tokens=len(entry.prompt_token_ids),
             sampled_tokens=len(entry.generation_token_ids),
             owned_tokens=owned.get(call, 0),
+            kept_tokens=tree.kept[call],
             row_id=rows.get(call),
         )

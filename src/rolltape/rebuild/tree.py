@@ -60,6 +60,9 @@ class CallTree:
     """Nodes that some call's prompt extends, however that call ended."""
     passed: frozenset[str]
     """Nodes whose own prompt some call's prompt extends: the conversation went on from there, in whatever tokens."""
+    kept: Mapping[str, int]
+    """How many of a call's first sampled ids some longer prompt has in their place: all where it is extended, some
+    where the harness cut or rewrote the turn, or kept what it had of a reply that broke off."""
     prompts: Mapping[str, Point]
     """Equal points are identical prompts."""
     breaks: tuple[PrefixBreak, ...]
@@ -140,6 +143,7 @@ def grow(entries: Iterable[TokenEntry], policy: KindPolicy) -> CallTree:
         children=children,
         followed=frozenset(parent for parent in parents.values() if parent is not None),
         passed=frozenset(_passed(calls, nodes, prompts, routes)),
+        kept=_kept(calls, strands, routes, frozenset(sampled)),
         prompts=prompts,
         breaks=tuple(_breaks(calls, nodes, parents, prompts, strands, routes)),
         unconfirmed=_unconfirmed(calls, parents, prompts, strands, routes),
@@ -192,6 +196,21 @@ def _passed(
         strand, depth = prompts[call]
         if depth <= reach.get(strand, -1):
             yield call
+
+
+def _kept(
+    calls: Mapping[str, TokenEntry], strands: Strands[str], routes: Mapping[str, Route], sampled: frozenset[str]
+) -> dict[str, int]:
+    prompts: Nearest[str] = Nearest(strands)
+    for call, route in routes.items():
+        size = len(calls[call].prompt_token_ids)
+        prompts.note(tuple((at, min(leave, size)) for at, leave in route if strands.start(at) < size), call)
+    found = {}
+    for call, entry in calls.items():
+        parts = Parts(entry.prompt_token_ids, entry.generation_token_ids)
+        _, depth = prompts.to(routes[call] if call in sampled else strands.find(parts), entry.length)
+        found[call] = max(0, depth - len(entry.prompt_token_ids))
+    return found
 
 
 def _breaks(
