@@ -9,6 +9,7 @@ sink and lineage store that a configuration of Gym's names.
 import asyncio
 import json
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +61,22 @@ def answer(turn: int, prompt: list[int], generated: list[int]) -> dict[str, Any]
     return {"id": f"resp-{turn}", "model": "policy", "output": [{"type": "reasoning", "summary": []}, item]}
 
 
-async def capture(sink: Any, lineage: Any, rollout_id: str, **options: Any) -> list[str]:
-    """A rollout of three turns by Gym's request path; returns how each found its parent."""
+async def capture(
+    sink: Any, lineage: Any, rollout_id: str, turns: Collection[int] = range(3), **options: Any
+) -> list[str]:
+    """Those turns of a rollout by Gym's request path; returns how each found its parent."""
     history: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
     found = []
     for turn, (prompt, generated) in enumerate(TURNS):
-        context = gym_capture.CaptureContext(rollout_id, f"c{turn}", sink, lineage, **options)
-        token = gym_capture.set_token_sink(context)
         response = answer(turn, prompt, generated)
-        await gym_capture.resolve_parent(history)
-        await gym_capture.register_call_intent()
-        await gym_capture.capture_tokens(response, list(history))
-        gym_capture.reset_token_sink(token)
-        found.append(context.parent_resolution.status.value if context.committed else "not captured")
+        if turn in turns:
+            context = gym_capture.CaptureContext(rollout_id, f"c{turn}", sink, lineage, **options)
+            token = gym_capture.set_token_sink(context)
+            await gym_capture.resolve_parent(history)
+            await gym_capture.register_call_intent()
+            await gym_capture.capture_tokens(response, list(history))
+            gym_capture.reset_token_sink(token)
+            found.append(context.parent_resolution.status.value if context.committed else "not captured")
         items, _ = gym_capture.strip_token_fields(response["output"])
         history += [*items, {"role": "user", "content": f"turn {turn}"}]
     return found
@@ -121,6 +125,18 @@ async def rollout(dir: Path, **options: Any) -> dict[str, Any]:
 
 async def deltas(dir: Path) -> dict[str, Any]:
     return await rollout(dir, delta_records=True)
+
+
+async def first_turn(dir: Path) -> list[str]:
+    return await capture(*built(configured(dir)), "rollout", turns=[0])
+
+
+async def other_turns(dir: Path) -> list[str]:
+    return await capture(*built(configured(dir)), "rollout", turns=[1, 2])
+
+
+async def rebuild(dir: Path) -> dict[str, Any]:
+    return await rebuilt(dir, "rollout")
 
 
 async def conflict(dir: Path) -> str:
@@ -206,7 +222,13 @@ async def digests(dir: Path) -> list[str]:
     return [compute_digest(list(range(length))) for length in (0, 1, 1000)]
 
 
-COMMANDS = {f.__name__: f for f in (conformance, rollout, deltas, conflict, write_captures, imported, gateway, digests)}
+COMMANDS = {
+    command.__name__: command
+    for command in (
+        *(conformance, rollout, deltas, first_turn, other_turns, rebuild),
+        *(conflict, write_captures, imported, gateway, digests),
+    )
+}
 
 if __name__ == "__main__":
     command, dir = COMMANDS[sys.argv[1]], Path(sys.argv[2])

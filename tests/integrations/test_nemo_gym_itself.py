@@ -73,6 +73,13 @@ def test_delta_records_are_whole_in_the_store_and_whole_in_gyms_build(gym: Any) 
     assert told["mask"] is False
 
 
+def test_turns_that_other_processes_captured_are_found_as_parents(gym: Any) -> None:
+    assert gym("first_turn") == ["root"]
+    assert gym("other_turns") == ["resolved", "resolved"]
+    told = gym("rebuild")
+    assert (told["mask"], prompts(told)) == (False, TURNS)
+
+
 def test_another_text_for_the_same_call_is_a_value_error(gym: Any) -> None:
     assert "another payload" in gym("conflict")
 
