@@ -62,6 +62,7 @@ async def test_a_server_without_a_parser_is_asked_for_whole_answers() -> None:
 
     assert fake.paths == ["/v1/chat/completions"]
     assert fake.bodies[0]["stream"] is False
+    assert made.gives.policy_version
     assert entry(events).faults == ()
     assert isinstance(events[0], Started)
     assert events[0].log_prob_kind == "raw"
@@ -76,6 +77,7 @@ async def test_a_server_with_a_parser_streams_and_its_prompt_is_known_first(opti
         events = await collect(made, max_tokens=9_000)
 
     assert fake.bodies[0]["stream"] is True
+    assert not made.gives.policy_version
     assert fake.bodies[0]["max_tokens"] == 4096 - len(PROMPT)
     assert isinstance(events[0], Started)
     assert events[0].prompt_token_ids is not None
@@ -86,8 +88,11 @@ async def test_a_server_with_a_parser_streams_and_its_prompt_is_known_first(opti
 async def test_images_are_asked_for_whole() -> None:
     """What stands for them in the prompt is not in `/tokenize`."""
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
+    request = ChatRequest("m", messages=(Message("user", (image,)),))
     async with engine(WHOLE, answers="streamed") as (made, fake):
-        await collect(made, ChatRequest("m", messages=(Message("user", (image,)),)))
+        await collect(made, request)
+        with pytest.raises(EngineRefused, match="counts images only"):
+            await made.count_tokens(request)
 
     assert fake.bodies[0]["stream"] is False
 

@@ -9,7 +9,8 @@ is it asked again, with what the prompt leaves. Closing the iterator closes the 
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from rolltape.chat import ChatRequest, EngineEvent, Json
@@ -31,7 +32,7 @@ from rolltape.engines.sglang.chat import ChatReader
 from rolltape.engines.sglang.generating import GenerateReader
 from rolltape.engines.sglang.refusals import refusal
 from rolltape.engines.upstream import ObservedEngine, Upstream, events, one_of
-from rolltape.errors import EngineBroken, RequestError
+from rolltape.errors import EngineBroken, EngineRefused, RequestError
 from rolltape.tokens import IntArray, token_ids
 
 URL = "http://127.0.0.1:30000"
@@ -76,21 +77,24 @@ class SglangEngine(ObservedEngine):
             log_prob_kind="raw" if original_logprobs else "temperature_scaled",
             tools=True,
             images=True,
-            policy_version=True,
+            policy_version=answers != "streamed",
         )
 
     async def start(self) -> None:
         """Connect, and learn which models there are and how the server was started."""
         await super().start()
-        try:
+        with suppress(RequestError):  # an older server: what it would have told counts as unknown
             self._knows = self._knows.told(await self._upstream.server().get("/server_info"))
-        except RequestError:
-            return  # an older server: what it would have told counts as unknown
+        self.gives = replace(self.gives, policy_version=not self._streams())
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """By `/tokenize`, which renders as the chat endpoint does. What it cannot render it refuses."""
         if isinstance(request.prompt, tuple):
             return len(request.prompt)
+        if has_media(request):
+            raise EngineRefused(
+                400, "invalid_request", "SGLang counts images only as it runs them.", param="messages"
+            )
         served = await self._upstream.served(request.model)
         return await self._upstream.count(tokenize_body(request, self._named(served), self._knows.tool_grammar))
 
@@ -122,12 +126,14 @@ class SglangEngine(ObservedEngine):
             asked = ask_raw(request, sampling, self._knows, model=model)
             prompt = token_ids(request.prompt, "the prompt") if isinstance(request.prompt, tuple) else None
             return asked if prompt is None else asked.within(served.context_length, prompt)
-        streamed = self._answers == "streamed" or (self._answers == "auto" and self._knows.parses)
-        if not streamed or has_media(request):
+        if not self._streams() or has_media(request):
             return ask_chat(request, sampling, self._knows, model=model, streamed=False)
         prompt = await self._render(request, model)
         asked = ask_chat(request, sampling, self._knows, model=model, streamed=True)
         return asked.within(served.context_length, prompt)
+
+    def _streams(self) -> bool:
+        return self._answers == "streamed" or (self._answers == "auto" and self._knows.parses)
 
     async def _render(self, request: ChatRequest, model: Json) -> IntArray:
         told = await self._upstream.server().post(TOKENIZE, tokenize_body(request, model, self._knows.tool_grammar))
