@@ -92,9 +92,7 @@ class SglangEngine(ObservedEngine):
         if isinstance(request.prompt, tuple):
             return len(request.prompt)
         if has_media(request):
-            raise EngineRefused(
-                400, "invalid_request", "SGLang counts images only as it runs them.", param="messages"
-            )
+            raise EngineRefused(400, "invalid_request", "SGLang counts images only as it runs them.", param="messages")
         served = await self._upstream.served(request.model)
         return await self._upstream.count(tokenize_body(request, self._named(served), self._knows.tool_grammar))
 
