@@ -3,7 +3,6 @@
 Each call brings the engine's reply along (`Step`), so a conversation reads from top to bottom.
 """
 
-import asyncio
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from rolltape.record import Delivery
 from rolltape.testing.scripted import ScriptedEngine, Step
 
 from .conftest import Lab, until
@@ -100,10 +98,6 @@ class Talk:
         self.keep(await self.ask(Step(text=text)))
 
     async def entries(self):
-        """The recorded calls, once what can be known of their delivery is noted: of a cut stream nothing can."""
-        for _ in range(10):
-            entries = await self.lab.entries()
-            if all(entry.delivery is not Delivery.UNKNOWN for entry in entries):
-                break
-            await asyncio.sleep(0.02)
-        return entries
+        """The recorded calls in their order. Ends the rollout: its freeze also writes what was noted of deliveries."""
+        frozen = await self.lab.store.freeze("R1")
+        return sorted(frozen.entries, key=lambda entry: entry.step_index)

@@ -1,4 +1,4 @@
-"""kill -9 at random moments, and the order of syncs: what a client saw as acting survives, in each protocol."""
+"""kill -9 at random moments, and the order of syncs: what a client saw as acting survives, in each protocol (DU-02)."""
 
 import asyncio
 import contextlib
