@@ -1,6 +1,7 @@
 """A process that puts chains of entries until it is killed, and notes each acknowledged one in a synced log of its own.
 
-What it puts follows from the ids alone, so that the test can say what must be there.
+What it puts follows from the ids alone, so that the test can say what must be there. The place is a directory or the
+connection string of a PostgreSQL database.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import random
 import sys
 
 from rolltape.record import TokenEntry
-from rolltape.store import TokenCaptureStore
+from rolltape.store import CaptureStore, TokenCaptureStore
 from rolltape.testing.contracts import entry
 
 CALLS = 40
@@ -29,7 +30,15 @@ def expected(rollout_id: str, call_id: str) -> TokenEntry:
     raise AssertionError
 
 
-async def write_chain(store: TokenCaptureStore, rollout_id: str, log: int) -> None:
+def opened(place: str) -> CaptureStore:
+    if not place.startswith("postgresql:"):
+        return TokenCaptureStore(place)
+    from rolltape.store.postgres import PostgresStore  # installed on its own
+
+    return PostgresStore(place)
+
+
+async def write_chain(store: CaptureStore, rollout_id: str, log: int) -> None:
     for number in range(CALLS):
         call_id = f"k{number}"
         await store.begin_call(rollout_id, call_id)
@@ -38,9 +47,9 @@ async def write_chain(store: TokenCaptureStore, rollout_id: str, log: int) -> No
         os.fsync(log)
 
 
-async def main(folder: str, log_path: str) -> None:
+async def main(place: str, log_path: str) -> None:
     log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    store = TokenCaptureStore(folder)
+    store = opened(place)
     round_number = len(await store.rollouts())
     while True:
         ids = [f"{round_number}-{i}" for i in range(8)]
