@@ -143,7 +143,7 @@ async def _depth(http: aiohttp.ClientSession, captured: str, bare: str) -> dict[
         plain = [await _timed(http, f"{bare}/v1/chat/completions", body)]
         added.append(deep[0][1] - plain[0][1])
         messages.append({"role": "assistant", "content": reply})
-    early, late = statistics.median(added[5:25]), statistics.median(added[-20:])
+    early, late = statistics.median(added[5:45]), statistics.median(added[-40:])
     return {"added_ms_call_10": 1e3 * early, "added_ms_call_200": 1e3 * late, "ratio": late / early}
 
 
