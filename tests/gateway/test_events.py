@@ -193,7 +193,7 @@ async def samples_nothing(talk: Talk) -> None:
 @event("a client leaves in mid-reply and asks again")
 async def leaves_early(talk: Talk) -> None:
     await talk.work(2)
-    await talk.listen(talk.look("A very long story. " * 20, delay=0.005), until_seen=b'"content":"A')
+    await talk.listen(talk.look("A very long story. " * 20, delay=0.02), until_seen=b'"content":"A')
     await talk.work(2)
     await talk.finish()
 

@@ -14,7 +14,7 @@ import pytest
 from rolltape.testing.scripted import ScriptedEngine, Step
 
 HELLO = [Step(text="hello there")] * 4
-LIMITS = {"durable_seconds": 0.1, "settle_seconds": 0.2}
+LIMITS = {"durable_seconds": 0.3, "settle_seconds": 0.2}
 
 
 def slow(monkeypatch, store, step: str, seconds: float) -> None:
@@ -63,11 +63,14 @@ def whole(text: str, stream: bool) -> bool:
 @pytest.mark.parametrize("step", ["begin_call", "put"])
 async def test_a_slow_store_holds_the_reply_for_a_while_and_is_then_told_of(gateway, monkeypatch, step, stream):
     async with gateway(script=HELLO, limits=LIMITS) as lab:
-        slow(monkeypatch, lab.store, step, 0.3)
+        slow(monkeypatch, lab.store, step, 0.7)
         status, text = await said(lab, stream)
         assert (status, whole(text, stream)) == (200, True)
         assert await faults(lab) == {step, "put"}, "an entry waits for its intent"
-        await asyncio.sleep(0.35)
+        for _ in range(100):
+            if await lab.entries():
+                break
+            await asyncio.sleep(0.02)
         (entry,) = await lab.entries()
         assert entry.faults == (), "what came late is kept"
         assert (await lab.store.freeze("R1")).incomplete
@@ -87,7 +90,7 @@ async def test_a_store_that_is_slow_within_the_bound_costs_time_and_nothing_else
 @pytest.mark.parametrize("step", ["begin_call", "put"])
 async def test_a_strict_gateway_refuses_what_a_slow_store_does_not_take_in_time(gateway, monkeypatch, step, stream):
     async with gateway(script=HELLO, limits=LIMITS, strict=True) as lab:
-        slow(monkeypatch, lab.store, step, 0.3)
+        slow(monkeypatch, lab.store, step, 0.7)
         status, text = await said(lab, stream)
         assert "capture_failed" in text
         assert not whole(text, stream)

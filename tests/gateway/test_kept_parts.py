@@ -183,7 +183,7 @@ async def lost_on_its_way(talk: Talk, step: Step, monkeypatch) -> None:
     await until(lambda: talk.lab.engine.finished == before + 1)
     asking.cancel()
     await asyncio.wait({asking})
-    await asyncio.sleep(0.05)  # for the gateway to hear of it
+    await asyncio.sleep(0.2)  # for the gateway to hear of it
     gone.set()
 
 
@@ -201,7 +201,7 @@ async def test_a_retry_after_a_lost_reply_makes_no_second_owner(gateway, monkeyp
         talk = Talk(lab)
         await talk.work(1)
         if how == "stream":
-            await talk.listen(Step(text="A reply.", delay=0.05), until_seen=b'"content":"A')
+            await talk.listen(Step(text="A reply.", delay=0.2), until_seen=b'"content":"A')
         else:
             await lost_on_its_way(talk, Step(text="A reply."), monkeypatch)
         talk.keep(await talk.ask(Step(text=again), headers={"x-stainless-retry-count": "1"}))
