@@ -82,6 +82,18 @@ def test_a_run_is_captured_checked_rewarded_and_goes_on_where_it_was(rolltape, s
     assert rolltape("rebuild", "--rollout", "red-2", "--json").json["rows"][0]["reward"] == 1.0
 
 
+def test_a_run_may_bring_a_configuration_for_its_own_gateway(rolltape, site):
+    (site / "gateway.yaml").write_text(
+        "engine: {kind: scripted, url: script.jsonl}\nsampling_overrides: {temperature: 1.0}\n"
+    )
+    done = rolltape(
+        "run", "--tasks", "tasks.jsonl", "--harness", "./asker.toml", "--gateway-config", "gateway.yaml", "--json"
+    )
+    assert done.status == 0, done.err
+    (call,) = rolltape("show", "red-0", "--json").json["calls"]
+    assert call["sampling_applied"]["temperature"] == 1.0
+
+
 def test_a_run_whose_harness_never_works_fails_and_says_why(rolltape, site):
     (site / "asker.py").write_text("raise SystemExit('no such luck')")
 
@@ -154,7 +166,7 @@ def test_the_demo_runs_a_real_harness_on_a_real_model(tmp_path):
         [program, "demo", "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False
     )
 
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.err
     shown = json.loads(done.stdout)
     rewards = [one["reward"] for one in shown["rollouts"]]
     assert len(rewards) == 24

@@ -66,7 +66,13 @@ def run(
     control_token: Annotated[
         str | None, Parameter(env_var=TOKEN_VARIABLE, help="Of that gateway; else DIR/control-token is read.")
     ] = None,
-    engine: Annotated[str, Parameter(help="What samples, for a gateway that is started here.")] = "llamacpp",
+    gateway_config: Annotated[
+        Path | None,
+        Parameter(help="A YAML file for a gateway that is started here, as for `serve`: sampling_overrides..."),
+    ] = None,
+    engine: Annotated[
+        str | None, Parameter(help="What samples, for a gateway that is started here; llamacpp if nothing says so.")
+    ] = None,
     engine_url: Annotated[str | None, Parameter(help="Where that engine is; for scripted a script file.")] = None,
     model: Annotated[str | None, Parameter(help="The model to ask for; if not given, the first one served.")] = None,
     json: terminal.Json = False,
@@ -76,7 +82,13 @@ def run(
     wanted = read_tasks(tasks)
     file = profile.find_config(config) if config else None
     own = read_config(
-        None, engine_kind=engine, engine_url=engine_url, engine_model=model, dir=str(dir), port=0, auth="keys"
+        gateway_config,
+        engine_kind=engine,
+        engine_url=engine_url,
+        engine_model=model,
+        dir=str(dir),
+        port=0,
+        auth="keys",
     )
 
     async def within() -> Summary:
