@@ -242,3 +242,23 @@ async def test_the_ways_in_which_clients_join_paths_reach_the_rollout(gateway, p
         async with lab.http.post(f"{lab.url}/rollout/R1{path}", json=ASK) as response:
             assert response.status == 200
         assert len(await lab.entries()) == 1
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [
+    ("POST", f"{MESSAGES}/batches", 404), ("POST", f"{MESSAGES}/", 404), ("GET", f"{MESSAGES}/batches/b1", 404),
+    ("GET", MESSAGES, 405), ("GET", f"{MESSAGES}/count_tokens", 405), ("PUT", MESSAGES, 404),
+])  # fmt: skip
+async def test_what_is_no_call_on_the_protocol_s_paths_is_refused_in_its_words(gateway, method, path, status):
+    async with gateway() as lab:
+        async with lab.http.request(method, url(lab, path=path), json=ASK) as response:
+            body = await response.json()
+        assert (response.status, body["type"]) == (status, "error")
+        assert await lab.entries() == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_that_a_stop_sequence_ended_names_it(gateway, stream):
+    async with gateway(script=[Step(text="one two STOP three")]) as lab, sdk(lab) as client:
+        reply = await say(client, stream=stream, stop_sequences=["END", "STOP"])
+        assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", "STOP")
+        assert [block.text for block in reply.content] == ["one two "]

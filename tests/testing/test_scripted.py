@@ -146,7 +146,7 @@ async def test_a_stop_string_stays_in_the_ids_and_out_of_the_text(chunk: int) ->
     events = await play(engine(Step("one Observation: two"), chunk=chunk), ask(), stop=["two", "Observation:"])
     assert decode(ids(events)) == "one Observation:"
     assert text(events) == "one "
-    assert finish(events) == Finished("stop", completion_tokens=len("one Observation:"))
+    assert finish(events) == Finished("stop", completion_tokens=len("one Observation:"), stop_sequence="Observation:")
 
 
 async def test_the_seed_changes_nothing() -> None:

@@ -72,12 +72,17 @@ class Gateway:
             else:
                 await self._probe(exchange, where.path)
         except RequestError as error:
-            await refuse(exchange, protocol or self._default, error)
+            await refuse(exchange, protocol or self._nearest(where.path), error)
         except Exception as error:
             if exchange.opened:
                 raise
             log.exception("%s %s failed", exchange.method, where.path[:200])
-            await refuse(exchange, protocol or self._default, internal_error(error))
+            await refuse(exchange, protocol or self._nearest(where.path), internal_error(error))
+
+    def _nearest(self, path: str) -> WireProtocol:
+        """The protocol below one of whose routes `path` lies, to word an error on a path that is no route itself."""
+        above = (p for route, p in self._protocols.items() if path.startswith(f"{route}/"))
+        return next(above, self._default)
 
     async def _probe(self, exchange: Exchange, path: str) -> None:
         """What clients look at before they call: answered, never recorded."""

@@ -45,15 +45,15 @@ def plan(
     if room < 1:
         return [EngineRefused.context_overflow(len(prompt), context_length)]
     applied = {**sampling, "max_tokens": min(sampling.get("max_tokens") or room, room)}
-    pieces, finish = _sampled(step, applied["max_tokens"], applied.get("stop") or [])
+    pieces, finish, stop = _sampled(step, applied["max_tokens"], applied.get("stop") or [])
     started = Started(prompt, applied, "raw", version)
     deltas = [_delta(pieces[at : at + chunk], len(prompt) + at) for at in range(0, len(pieces), chunk)]
-    finished = Finished(finish, completion_tokens=len(pieces), policy_version=version)
+    finished = Finished(finish, completion_tokens=len(pieces), policy_version=version, stop_sequence=stop)
     actions: list[Action] = [started, *deltas, finished]
     return actions if step.fault is None else FAULTS[step.fault](actions, step)
 
 
-def _sampled(step: Step, max_tokens: int, stops: Sequence[str]) -> tuple[list[Piece], FinishReason]:
+def _sampled(step: Step, max_tokens: int, stops: Sequence[str]) -> tuple[list[Piece], FinishReason, str | None]:
     wanted: FinishReason = step.finish_reason or ("tool_calls" if step.tool_calls else "stop")
     ids = assistant_ids(step.reasoning, step.text, step.tool_calls)
     if wanted not in NO_END_TOKEN:
@@ -62,13 +62,13 @@ def _sampled(step: Step, max_tokens: int, stops: Sequence[str]) -> tuple[list[Pi
     visible = Visible(careless=step.fault is Fault.SPLIT_UTF8)
     pieces = [visible.feed(token) for token in ids[:max_tokens]]
     if step.fault in CUT:
-        return pieces[: step.after], finish
+        return pieces[: step.after], finish, None
     stopped = _stopped(pieces, stops)
-    return (pieces, finish) if stopped is None else (stopped, "stop")
+    return (pieces, finish, None) if stopped is None else (stopped[0], "stop", stopped[1])
 
 
-def _stopped(pieces: list[Piece], stops: Sequence[str]) -> list[Piece] | None:
-    """`pieces` up to the first stop string, which stays in the ids and not in the text; None where there is none."""
+def _stopped(pieces: list[Piece], stops: Sequence[str]) -> tuple[list[Piece], str] | None:
+    """`pieces` up to the first stop string, which stays in the ids and not in the text, and that string; or None."""
     text = "".join(piece.text for piece in pieces)
     found = [(text.index(stop) + len(stop), text.index(stop)) for stop in stops if stop in text]
     if not found:
@@ -76,10 +76,11 @@ def _stopped(pieces: list[Piece], stops: Sequence[str]) -> list[Piece] | None:
     end, start = min(found)
     shown = list(accumulate(len(piece.text) for piece in pieces))
     last = next(at for at, length in enumerate(shown) if length >= end)
-    return [
+    kept = [
         Piece(piece.token, piece.text[: max(0, start - (length - len(piece.text)))], piece.reasoning, piece.tool_call)
         for piece, length in zip(pieces[: last + 1], shown, strict=False)
     ]
+    return kept, text[start:end]
 
 
 def _delta(pieces: Sequence[Piece], position: int) -> Delta:
