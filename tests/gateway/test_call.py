@@ -178,6 +178,17 @@ async def test_a_faulty_recording_marks_the_call_and_the_harness_gets_its_200(ga
     assert held.incomplete is incomplete
 
 
+async def test_readiness_is_red_from_the_first_call_without_ids_to_the_next_with_them(gateway):
+    """ST-13"""
+    async with gateway(script=[Step(text="a"), Step(text="b", fault=Fault.IDS_MISSING), Step(text="c")]) as lab:
+        seen = []
+        for _ in range(3):
+            assert (await lab.ask())[0] == 200
+            async with lab.http.get(f"{lab.url}/readyz") as response:
+                seen.append((response.status, (await response.json())["ids_arrive"]))
+    assert seen == [(200, True), (503, False), (200, True)]
+
+
 async def test_text_that_is_held_back_keeps_its_ids(gateway):
     async with gateway(script=[Step(text="hello there", fault=Fault.HELD_BACK_TEXT)]) as lab:
         status, _ = await lab.ask()

@@ -71,6 +71,8 @@ class CallServer:
         self._classify = classify
         self.admission = Admission(store)
         self.marks = Marks(store)
+        self.ids_arrive = True
+        """False while the last completed call came without exact ids: what captures nothing must not look well."""
 
     async def serve(self, exchange: Exchange, protocol: WireProtocol, address: Address) -> None:
         """Serve one call whose address stands. Every error becomes a reply in the caller's dialect."""
@@ -255,6 +257,8 @@ class CallServer:
         self.admission.charge_tokens(entry.rollout_id, len(entry.generation_token_ids))
         if call.address.captured:
             self.metrics.recorded(entry)
+            if entry.outcome is Outcome.COMPLETED:
+                self.ids_arrive = entry.ids_exact
 
     async def _close(self, call: _Call, outcome: Outcome, error: str) -> None:
         """Settle the intent of a call that did not complete; a call that was never admitted leaves nothing."""

@@ -124,10 +124,12 @@ class Control:
         return _json(200, {"status": "ok"})
 
     async def _readyz(self, request: Request) -> Response:
-        """Ready = the engine takes calls and no mark waits for the store."""
-        engine, pending = await self._gateway.engine.healthy(), len(self._gateway.calls.marks)
-        ready = engine and not pending
-        return _json(200 if ready else 503, {"ready": ready, "engine": engine, "unwritten_marks": pending})
+        """Ready = the engine takes calls, the last one brought its exact ids, and no mark waits for the store."""
+        calls = self._gateway.calls
+        engine, pending = await self._gateway.engine.healthy(), len(calls.marks)
+        ready = engine and calls.ids_arrive and not pending
+        told = {"ready": ready, "engine": engine, "ids_arrive": calls.ids_arrive, "unwritten_marks": pending}
+        return _json(200 if ready else 503, told)
 
     async def _metrics(self, request: Request) -> Response:
         return Response(self._gateway.metrics.render(), media_type="text/plain; version=0.0.4")
