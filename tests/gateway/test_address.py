@@ -31,7 +31,7 @@ def test_every_form_of_the_prefix_captures_to_the_rollout(path):
     assert address(path) == Address(CHAT, "R1", captured=True, opted_in=opted_in)
 
 
-def test_the_seeds_prefix_without_its_segment_is_an_ordinary_call():
+def test_the_gym_prefix_without_its_segment_is_an_ordinary_call():
     assert address(f"/ng-rollout/R1{CHAT}") == Address(CHAT, "R1", captured=False)
 
 

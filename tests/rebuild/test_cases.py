@@ -1,4 +1,4 @@
-"""Every handed rebuild case, in each order of its calls, with the values of its file (`tests/cases`)."""
+"""Every reported rebuild case, in each order of its calls, with the values of its file (`tests/cases`)."""
 
 import json
 from collections.abc import Iterator

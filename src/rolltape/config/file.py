@@ -1,4 +1,4 @@
-"""From a YAML file to frozen values: interpolations resolved, the seeds' nesting taken apart, every key checked.
+"""From a YAML file to frozen values: interpolations resolved, NeMo Gym's nesting taken apart, every key checked.
 
 A top-level key that is no option is a variable if some `${...}` in the file names it, else an error. While capture is
 off, the options of its block that hold an interpolation are left alone: an endpoint that only a training run has in its
@@ -117,7 +117,7 @@ def _leave_alone_what_is_off(block: Any) -> None:
 
 
 def _unnested(values: dict[str, Any]) -> dict[str, Any]:
-    """The seeds' own nesting, `env.nemo_gym.token_id_capture` and `responses_api_agents`, where Rolltape has it."""
+    """NeMo Gym's own nesting, `env.nemo_gym.token_id_capture` and `responses_api_agents`, where Rolltape has it."""
     rest = dict(values)
     if "env" in rest:
         inner: Any = rest.pop("env")

@@ -19,7 +19,7 @@ from rolltape.record import is_rollout_id
 
 HEADER = "x-rolltape-rollout"
 _PREFIX = re.compile(
-    r"^/(?:rollout/(?P<ours>[^/]*)|ng-rollout/(?P<seeds>[^/]*)(?P<segment>/training-token-capture(?=/|$))?)(?P<rest>/.*|$)"
+    r"^/(?:rollout/(?P<ours>[^/]*)|ng-rollout/(?P<gym>[^/]*)(?P<segment>/training-token-capture(?=/|$))?)(?P<rest>/.*|$)"
 )
 _DOUBLED = re.compile(r"^(?:/v1)+(?=/v1(?:beta)?/)")
 _BARE = ("/chat/completions", "/completions", "/responses", "/messages", "/models")
@@ -53,7 +53,7 @@ def split_path(raw_path: str) -> PathAddress:
     match = _PREFIX.match(raw_path)
     if match is None:
         return PathAddress(_tidy(raw_path), None, False)
-    named = match["ours"] if match["ours"] is not None else match["seeds"]
+    named = match["ours"] if match["ours"] is not None else match["gym"]
     captured = match["ours"] is not None or match["segment"] is not None
     return PathAddress(_tidy(match["rest"]), named, captured, opted_in=match["segment"] is not None)
 

@@ -1,4 +1,4 @@
-"""Handed cases of calls over HTTP, with the values of their file (`tests/cases/gateway.jsonl`)."""
+"""Faults that others reported, as calls over HTTP, with the values of their file (`tests/cases/gateway.jsonl`)."""
 
 import asyncio
 import gzip
