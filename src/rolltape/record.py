@@ -370,8 +370,3 @@ def is_rollout_id(text: str) -> bool:
     """`^[A-Za-z0-9][A-Za-z0-9._-]*$`, at most 200 characters: safe as a path segment on every system."""
     ends_well = len(text) <= 200 and text.isascii() and text[:1].isalnum()
     return ends_well and all(c.isalnum() or c in "._-" for c in text)
-
-
-def newest(entries: Sequence[TokenEntry]) -> TokenEntry | None:
-    """The entry that ended last, or None of none."""
-    return max(entries, key=lambda e: (e.created_at, e.model_call_id), default=None)

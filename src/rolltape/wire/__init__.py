@@ -9,7 +9,7 @@ harness may act on it (a finished tool call, the finish chunk). The gateway hold
 after it until the call's record is durable, so nothing can be acted on that a crash could lose.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -90,3 +90,9 @@ class WireProtocol(Protocol):
     def tagged(self, headers: Mapping[str, str]) -> Mapping[str, str]:
         """The headers worth keeping with the entry: session, agent and retry marks. Never credentials."""
         ...
+
+
+def only(headers: Mapping[str, str], names: Collection[str]) -> Mapping[str, str]:
+    """The headers of these names (in lower case), their names in lower case: what a protocol's `tagged` keeps."""
+    lowered = ((name.lower(), value) for name, value in headers.items())
+    return {name: value for name, value in lowered if name in names}

@@ -7,7 +7,7 @@ checked and never changed.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rolltape.chat import SAMPLING_FIELDS, Json
+from rolltape.chat import SAMPLING_FIELDS, ChatRequest, Json
 from rolltape.wire.openai_errors import invalid, unsupported
 
 INT_LIMIT = 2**63
@@ -101,3 +101,8 @@ def rest(fields: Json) -> Json:
     if not flag(dict(fields), "return_token_ids"):
         fields.pop("return_token_ids", None)
     return fields
+
+
+def wants_ids(request: ChatRequest) -> bool:
+    """Whether the caller itself asked for token ids, as vLLM's callers do; else they never reach it."""
+    return request.extra.get("return_token_ids") is True

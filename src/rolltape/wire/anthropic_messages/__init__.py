@@ -10,7 +10,7 @@ import msgspec
 
 from rolltape.chat import ChatRequest, Reply
 from rolltape.errors import RequestError
-from rolltape.wire import EncodedError
+from rolltape.wire import EncodedError, only
 from rolltape.wire.anthropic_messages.decode import decode_request
 from rolltape.wire.anthropic_messages.encode import encode_reply
 from rolltape.wire.anthropic_messages.errors import encode_error
@@ -58,5 +58,4 @@ class AnthropicMessages:
 
     def tagged(self, headers: Mapping[str, str]) -> Mapping[str, str]:
         """Session, agent and retry marks, names in lower case. Credentials are not among them."""
-        lowered = ((name.lower(), value) for name, value in headers.items())
-        return {name: value for name, value in lowered if name in TAGS}
+        return only(headers, TAGS)

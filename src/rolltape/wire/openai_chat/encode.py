@@ -19,6 +19,7 @@ from rolltape.chat import ChatRequest, Delta, EngineEvent, Finished, Json, Reply
 from rolltape.errors import RequestError
 from rolltape.wire import Frame
 from rolltape.wire.openai_errors import error_object
+from rolltape.wire.openai_fields import wants_ids
 
 
 def encode_reply(request: ChatRequest, reply: Reply) -> bytes:
@@ -34,7 +35,7 @@ def encode_reply(request: ChatRequest, reply: Reply) -> bytes:
         "choices": [choice],
         "usage": _usage(reply.usage),
     }
-    if _wants_ids(request):
+    if wants_ids(request):
         choice["token_ids"] = reply.token_ids
         body["prompt_token_ids"] = None if reply.prompt_token_ids is None else reply.prompt_token_ids.tolist()
     return msgspec.json.encode(body)
@@ -83,7 +84,7 @@ class ChatStreamEncoder:
         if event.prompt_token_ids is None:
             return []
         self._prompt_tokens = len(event.prompt_token_ids)
-        if not _wants_ids(self._request):
+        if not wants_ids(self._request):
             return []
         return [self._choice({}, more={"prompt_token_ids": event.prompt_token_ids.tolist()})]
 
@@ -105,7 +106,7 @@ class ChatStreamEncoder:
         asked: Json = {}
         if self._request.want_log_probs:
             asked["logprobs"] = _log_probs(event.token_ids, event.log_probs, event.token_texts)
-        if _wants_ids(self._request):
+        if wants_ids(self._request):
             asked["token_ids"] = event.token_ids
         return asked
 
@@ -145,10 +146,6 @@ class ChatStreamEncoder:
 
     def _chunk(self, body: Json, *, acting: bool = False) -> Frame:
         return Frame(sse.frame(msgspec.json.encode(self._head | body)), acting)
-
-
-def _wants_ids(request: ChatRequest) -> bool:
-    return request.extra.get("return_token_ids") is True
 
 
 def _message(reply: Reply) -> Json:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from rolltape.chat import ChatRequest, Reply
 from rolltape.errors import RequestError
-from rolltape.wire import EncodedError
+from rolltape.wire import EncodedError, only
 from rolltape.wire.openai_completions.decode import decode_request
 from rolltape.wire.openai_completions.encode import CompletionStreamEncoder, encode_reply
 from rolltape.wire.openai_errors import encode_error
@@ -48,5 +48,4 @@ class OpenAICompletions:
 
     def tagged(self, headers: Mapping[str, str]) -> Mapping[str, str]:
         """Session and retry marks, names in lower case. Credentials are not among them."""
-        lowered = ((name.lower(), value) for name, value in headers.items())
-        return {name: value for name, value in lowered if name in TAGS}
+        return only(headers, TAGS)

@@ -16,6 +16,7 @@ from rolltape.chat import ChatRequest, Delta, EngineEvent, Finished, FinishReaso
 from rolltape.errors import RequestError
 from rolltape.wire import Frame
 from rolltape.wire.openai_errors import error_object
+from rolltape.wire.openai_fields import wants_ids
 
 
 def encode_reply(request: ChatRequest, reply: Reply) -> bytes:
@@ -23,7 +24,7 @@ def encode_reply(request: ChatRequest, reply: Reply) -> bytes:
     choice = _choice(reply.message.text(), _finish(reply.finish_reason))
     if request.want_log_probs:
         choice["logprobs"] = _log_probs(reply.token_ids, reply.log_probs, reply.token_texts, 0)
-    if _wants_ids(request):
+    if wants_ids(request):
         choice["token_ids"] = reply.token_ids
         known = reply.prompt_token_ids
         choice["prompt_token_ids"] = None if known is None else known.tolist()
@@ -67,7 +68,7 @@ class CompletionStreamEncoder:
     def _started(self, event: Started) -> Sequence[Frame]:
         known = event.prompt_token_ids
         self._prompt_tokens = None if known is None else len(known)
-        if known is None or not _wants_ids(self._request):
+        if known is None or not wants_ids(self._request):
             return []
         return [self._chunk([_choice("", None) | {"prompt_token_ids": known.tolist()}])]
 
@@ -75,7 +76,7 @@ class CompletionStreamEncoder:
         choice = _choice(event.text, None)
         if event.token_ids and self._request.want_log_probs:
             choice["logprobs"] = _log_probs(event.token_ids, event.log_probs, event.token_texts, self._shown)
-        if event.token_ids and _wants_ids(self._request):
+        if event.token_ids and wants_ids(self._request):
             choice["token_ids"] = event.token_ids
         self._sampled += len(event.token_ids)
         self._shown += sum(map(len, event.token_texts)) if event.token_texts else len(event.text)
@@ -100,10 +101,6 @@ def _choice(text: str, finish_reason: str | None) -> Json:
 def _finish(reason: FinishReason) -> str:
     """There are no tool calls here: an engine that ended with one ended by itself."""
     return "stop" if reason == "tool_calls" else reason
-
-
-def _wants_ids(request: ChatRequest) -> bool:
-    return request.extra.get("return_token_ids") is True
 
 
 def _usage(usage: Usage) -> Json:

@@ -10,7 +10,7 @@ import msgspec
 
 from rolltape.chat import ChatRequest, Reply
 from rolltape.errors import RequestError
-from rolltape.wire import EncodedError
+from rolltape.wire import EncodedError, only
 from rolltape.wire.openai_errors import encode_error
 from rolltape.wire.openai_responses.decode import decode_request
 from rolltape.wire.openai_responses.output import Items, ended, response
@@ -62,5 +62,4 @@ class OpenAIResponses:
 
     def tagged(self, headers: Mapping[str, str]) -> Mapping[str, str]:
         """Session, thread, agent and retry marks, names in lower case. Credentials are not among them."""
-        lowered = ((name.lower(), value) for name, value in headers.items())
-        return {name: value for name, value in lowered if name in TAGS}
+        return only(headers, TAGS)
