@@ -66,6 +66,10 @@ class CallTree:
     prompts: Mapping[str, Point]
     """Equal points are identical prompts."""
     breaks: tuple[PrefixBreak, ...]
+    """Where no whole call is a prefix, and where a call leaves another inside what that one sampled."""
+    branches: tuple[PrefixBreak, ...]
+    """Where a call that extends one whole call goes along with another of its successors, and leaves that one in text
+    that nobody sampled: no break, but what its successor sampled is out of the call's history all the same."""
     unconfirmed: Mapping[str, str]
     """Call -> why the parent that its entry claims is none by its tokens."""
 
@@ -134,6 +138,7 @@ def grow(entries: Iterable[TokenEntry], policy: KindPolicy) -> CallTree:
     for call in nodes:
         if (parent := parents[call]) is not None:
             children[parent].append(call)
+    departures = [*_departures(calls, nodes, parents, prompts, strands, routes)]
     return CallTree(
         entries=calls,
         conflicts=conflicts,
@@ -145,7 +150,8 @@ def grow(entries: Iterable[TokenEntry], policy: KindPolicy) -> CallTree:
         passed=frozenset(_passed(calls, nodes, prompts, routes)),
         kept=_kept(calls, strands, routes, frozenset(sampled)),
         prompts=prompts,
-        breaks=tuple(_breaks(calls, nodes, parents, prompts, strands, routes)),
+        breaks=tuple(found for found, broken in departures if broken),
+        branches=tuple(found for found, broken in departures if not broken),
         unconfirmed=_unconfirmed(calls, parents, prompts, strands, routes),
     )
 
@@ -213,15 +219,15 @@ def _kept(
     return found
 
 
-def _breaks(
+def _departures(
     calls: Mapping[str, TokenEntry],
     nodes: Sequence[str],
     parents: Mapping[str, str | None],
     prompts: Mapping[str, Point],
     strands: Strands[str],
     routes: Mapping[str, Route],
-) -> Iterator[PrefixBreak]:
-    """Roots after the first, and calls that leave another one inside what it sampled.
+) -> Iterator[tuple[PrefixBreak, bool]]:
+    """`breaks` (True: roots after the first, and calls that leave another one inside what it sampled) and `branches`.
 
     Only calls with a shorter prompt can have come before, and the nearest of them is always a sibling: had the prompt
     gone past a sibling's end, that sibling would be its parent.
@@ -233,7 +239,9 @@ def _breaks(
         if seen and prompts[call] not in seen:
             other, depth = nearest.to(routes[call], size)
             if parent is None or (other is not None and _left_inside(calls[parent], calls[other], depth, size)):
-                yield PrefixBreak(call, other, depth)
+                yield PrefixBreak(call, other, depth), True
+            elif other is not None and calls[parent].length <= depth < min(size, calls[other].length):
+                yield PrefixBreak(call, other, depth), False
         seen.add(prompts[call])
         nearest.note(routes[call], call)
 
