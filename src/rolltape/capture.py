@@ -27,7 +27,8 @@ from rolltape.chat import (
     Usage,
 )
 from rolltape.errors import EntryError
-from rolltape.record import Fault, LogProbKind, Outcome, TokenEntry
+from rolltape.media import media_references
+from rolltape.record import NOT_THE_POLICY, Fault, LogProbKind, Outcome, TokenEntry
 from rolltape.tokens import FloatArray, IntArray, log_probs, token_ids
 
 T = TypeVar("T")
@@ -42,6 +43,8 @@ class CallIdentity:
     response_id: str
     protocol: str
     engine: str
+    engine_name: str | None = None
+    """Set where another engine than the policy's answers: what it samples is never trained."""
     model: str
     request: ChatRequest
     request_digest: str
@@ -207,6 +210,8 @@ class ModelCall:
             request_digest=who.request_digest,
             output_items=tuple(self._output_items()) if who.keep_texts else (),
             request_text=msgspec.json.encode(who.request) if who.keep_texts else None,
+            media=media_references(who.request),
+            extra={} if who.engine_name is None else {NOT_THE_POLICY: who.engine_name},
         )
 
     def _arrays(self) -> tuple[IntArray, IntArray, FloatArray, tuple[str, ...]]:

@@ -25,6 +25,8 @@ from rolltape.errors import EntryError
 from rolltape.tokens import FloatArray, IntArray
 
 SCHEMA_VERSION = 1
+NOT_THE_POLICY = "not_the_policy"
+"""In `TokenEntry.extra`: the name of the engine that answered where it was not the policy's."""
 
 
 class Outcome(StrEnum):
@@ -162,6 +164,12 @@ class TokenEntry:
         put(self, "outcome", Outcome(self.outcome))
         put(self, "delivery", Delivery(self.delivery))
         put(self, "faults", _with_array_faults(self))
+
+    @property
+    def other_engine(self) -> str | None:
+        """The name of the engine that answered in place of the policy's; None = the policy did, or nobody knows."""
+        name = self.extra.get(NOT_THE_POLICY)
+        return name if isinstance(name, str) else None
 
     @property
     def sequence(self) -> IntArray:

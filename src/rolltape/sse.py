@@ -11,6 +11,7 @@ out by `finish`, marked `truncated`, instead of being dropped in silence.
 from dataclasses import dataclass, field
 
 BOM = b"\xef\xbb\xbf"
+CONTENT_TYPE = "text/event-stream; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from rolltape.chat import (
     Usage,
 )
 from rolltape.errors import EngineBroken, EngineRefused, EngineUnavailable, RequestError
-from rolltape.sse import SseParser
+from rolltape.sse import CONTENT_TYPE, SseParser
 from rolltape.wire import Frame, WireProtocol
 from rolltape.wire.anthropic_messages import AnthropicMessages
 
@@ -90,7 +90,7 @@ class Server:
 
 def streamed(sent: Sequence[Frame], *, size: int = 37) -> Server:
     data = b"".join(frame.data for frame in sent)
-    return Server(200, {"content-type": PROTOCOL.stream_content_type}, data, size=size)
+    return Server(200, {"content-type": CONTENT_TYPE}, data, size=size)
 
 
 def shape(message: SdkMessage) -> list[tuple[Any, ...]]:

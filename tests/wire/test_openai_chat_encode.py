@@ -23,7 +23,7 @@ from rolltape.chat import (
     Usage,
 )
 from rolltape.errors import EngineBroken, EngineRefused, RequestError
-from rolltape.sse import SseParser
+from rolltape.sse import CONTENT_TYPE, SseParser
 from rolltape.tokens import token_ids
 from rolltape.wire import Frame
 from rolltape.wire.openai_chat import OpenAIChat
@@ -84,7 +84,7 @@ class Server:
 
 
 def streamed(frames: Sequence[Frame]) -> Server:
-    return Server(200, {"content-type": PROTOCOL.stream_content_type}, b"".join(frame.data for frame in frames))
+    return Server(200, {"content-type": CONTENT_TYPE}, b"".join(frame.data for frame in frames))
 
 
 async def test_the_sdk_reads_a_stream_as_it_was_meant() -> None:

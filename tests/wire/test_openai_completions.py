@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rolltape.chat import ChatRequest, Delta, EngineEvent, Finished, Message, Reply, Started, Usage
 from rolltape.errors import EngineBroken, RequestError
-from rolltape.sse import SseParser
+from rolltape.sse import CONTENT_TYPE, SseParser
 from rolltape.tokens import token_ids
 from rolltape.wire import Frame
 from rolltape.wire.openai_completions import OpenAICompletions
@@ -143,7 +143,7 @@ def test_any_request_decodes_or_is_refused(body: Any, noise: bytes) -> None:
 
 async def test_the_sdk_reads_a_stream() -> None:
     sent = frames(TALK, logprobs=0, stream_options={"include_usage": True})
-    client = sdk(b"".join(frame.data for frame in sent), PROTOCOL.stream_content_type)
+    client = sdk(b"".join(frame.data for frame in sent), CONTENT_TYPE)
     got = [chunk async for chunk in await client.completions.create(model="m", prompt="once", stream=True)]
     assert "".join(choice.text for chunk in got for choice in chunk.choices) == "ab北"
     assert [c.finish_reason for chunk in got for c in chunk.choices if c.finish_reason] == ["stop"]
@@ -196,7 +196,7 @@ async def test_a_broken_stream_raises_in_the_sdk_and_never_looks_finished() -> N
     encoder = PROTOCOL.encoder(decode(), reply_id="r", created=1)
     sent = [f for event in TALK[:-1] for f in encoder.encode(event)] + [*encoder.error(EngineBroken("It died."))]
     assert not any(frame.acting for frame in sent)
-    client = sdk(b"".join(frame.data for frame in sent), PROTOCOL.stream_content_type)
+    client = sdk(b"".join(frame.data for frame in sent), CONTENT_TYPE)
     with pytest.raises(openai.APIError, match=r"It died\."):
         _ = [chunk async for chunk in await client.completions.create(model="m", prompt="a", stream=True)]
 

@@ -24,7 +24,7 @@ from rolltape.chat import (
     Usage,
 )
 from rolltape.errors import EngineBroken, EngineRefused, RequestError
-from rolltape.sse import SseParser
+from rolltape.sse import CONTENT_TYPE, SseParser
 from rolltape.wire import Frame
 from rolltape.wire.openai_responses import OpenAIResponses
 
@@ -94,7 +94,7 @@ def sdk(data: bytes, content_type: str, *, status: int = 200, size: int = 37) ->
 
 
 def streamed(sent: Sequence[Frame], size: int = 37) -> openai.AsyncOpenAI:
-    return sdk(b"".join(frame.data for frame in sent), PROTOCOL.stream_content_type, size=size)
+    return sdk(b"".join(frame.data for frame in sent), CONTENT_TYPE, size=size)
 
 
 def check_output(response: Response) -> None:

@@ -24,7 +24,11 @@ def serve(
     model: Annotated[str | None, Parameter(help="The model that the engine should serve.")] = None,
     alias: Annotated[
         tuple[str, ...],
-        Parameter(negative="", show_default=False, help="A further name that the model answers to; * = any."),
+        Parameter(
+            negative="",
+            show_default=False,
+            help="A further name that the model answers to; * = any. NAME=ENGINE: another of the file's engines does.",
+        ),
     ] = (),
     dir: Annotated[Path | None, Parameter(env_var="ROLLTAPE_DIR", help="The store's directory.")] = None,
     host: Annotated[str | None, Parameter(help="Address to listen on; 127.0.0.1 if not given.")] = None,

@@ -8,6 +8,15 @@ printed: what may hold one is left out of every representation and every message
 
 from rolltape.config.capture import AgentOptions, TokenIdCapture
 from rolltape.config.file import read_config
-from rolltape.config.values import EngineConfig, Limits, ServeConfig
+from rolltape.config.values import POLICY, EngineConfig, Limits, Retention, ServeConfig
 
-__all__ = ["AgentOptions", "EngineConfig", "Limits", "ServeConfig", "TokenIdCapture", "read_config"]
+__all__ = [
+    "POLICY",
+    "AgentOptions",
+    "EngineConfig",
+    "Limits",
+    "Retention",
+    "ServeConfig",
+    "TokenIdCapture",
+    "read_config",
+]

@@ -16,7 +16,7 @@ import yaml
 from rolltape.chat import SAMPLING_FIELDS
 from rolltape.config import capture
 from rolltape.config.capture import AgentOptions, TokenIdCapture
-from rolltape.config.values import EngineConfig, Limits, ServeConfig
+from rolltape.config.values import POLICY, EngineConfig, Limits, Retention, ServeConfig
 from rolltape.errors import ConfigError
 from rolltape.registry import nearest
 
@@ -29,6 +29,10 @@ _NAMED = re.compile(r"\$\{\s*(?:oc\.select:\s*)?(\w+)")
 def read_config(path: Path | None, **flags: Any) -> ServeConfig:
     """The file's values with the given flags on top (None = flag not given). `engine_*` flags go to `engine`."""
     values = _unnested(_read(path)) if path else {}
+    engines = dict(_mapping(values, "engines", "for example engines: {helper: {kind: vllm, url: ...}}"))
+    if POLICY in engines and values.get("engine"):
+        raise ConfigError(f"the policy's engine is given twice: as engine and as engines.{POLICY}")
+    values["engine"] = engines.pop(POLICY, None) or values.get("engine")
     engine = dict(_mapping(values, "engine", "for example engine: {kind: scripted}"))
     for name, value in flags.items():
         if value is None:
@@ -39,7 +43,7 @@ def read_config(path: Path | None, **flags: Any) -> ServeConfig:
             values[name] = value
     if flags.get("dir") is None and (directory := _store_directory(values)):
         values["dir"] = directory
-    return _checked(_convert({**values, "engine": engine}))
+    return _checked(_convert({**values, "engine": engine, "engines": engines}))
 
 
 def _mapping(values: dict[str, Any], name: str, example: str) -> dict[str, Any]:
@@ -157,8 +161,15 @@ def _move(values: dict[str, Any], name: str, found: Any, where: str) -> None:
 
 def _convert(values: dict[str, Any]) -> ServeConfig:
     _refuse_unknown(values, ServeConfig, "")
-    for name, kind in (("engine", EngineConfig), ("limits", Limits), (_BLOCK, TokenIdCapture)):
+    for name, kind in (
+        ("engine", EngineConfig),
+        ("limits", Limits),
+        ("retention", Retention),
+        (_BLOCK, TokenIdCapture),
+    ):
         _refuse_unknown(values.get(name), kind, f"{name}.")
+    for name, chosen in values["engines"].items():
+        _refuse_unknown(chosen, EngineConfig, f"engines.{name}.")
     agents = values.get("agents")
     for name, options in agents.items() if isinstance(agents, dict) else ():
         _refuse_unknown(options, AgentOptions, f"agents.{name}.")
@@ -180,6 +191,13 @@ def _checked(config: ServeConfig) -> ServeConfig:
         if name not in SAMPLING_FIELDS:
             raise ConfigError(
                 f"sampling_overrides cannot pin {name!r}", hint=nearest(name, tuple(sorted(SAMPLING_FIELDS)))
+            )
+    names = (POLICY, *config.engines)
+    for alias, engine in config.aliases.items():
+        if engine not in names:
+            raise ConfigError(
+                f"model_aliases: {alias!r} goes to {engine!r}, and no engine has that name",
+                hint=nearest(engine, names) or f"there are: {', '.join(names)}",
             )
     if config.auth == "open" and not config.loopback:
         raise ConfigError(

@@ -8,6 +8,9 @@ import msgspec
 from rolltape.config import capture
 from rolltape.config.capture import AgentOptions, TokenIdCapture
 
+POLICY = "policy"
+"""Among engines, the name of the one that samples what is trained."""
+
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What samples. `kind` is a registered engine; `options` go to its constructor."""
@@ -41,10 +44,23 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long a freeze waits for calls in flight."""
 
 
+class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When the file store lets go of evidence. The gateway removes it in the background."""
+
+    days: Annotated[float, msgspec.Meta(ge=0)] = 7.0
+    """How long what a consumer has accepted stays readable. 0: it is removed at once."""
+    quota_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """How much is kept of rollouts frozen that long ago which nobody accepted (masked or failed builds); the oldest go
+    first. None: all."""
+
+
 class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that `rolltape serve` can be told."""
 
     engine: EngineConfig = EngineConfig()
+    """What samples the policy; in a file it may stand as `policy` among `engines`."""
+    engines: dict[str, EngineConfig] = {}
+    """Further engines by name, for `model_aliases`. What they answer is recorded and never trained."""
     dir: str = "rolltape-data"
     """Where the store lives: node-local disk."""
     host: str = "127.0.0.1"
@@ -60,10 +76,12 @@ class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keep requests and replies as text beside the tokens, for people."""
     sampling_overrides: dict[str, Any] = {}
     """Applied last, over everything a harness sends."""
-    model_aliases: tuple[str, ...] = ()
-    """Further model names that the engine's model answers to; "*" = any."""
+    model_aliases: tuple[str, ...] | dict[str, str] = ()
+    """Further model names, and what answers to each: `NAME: ENGINE`, or a list of names that the policy answers to
+    (`NAME=ENGINE` for another). "*" = any, "claude-haiku-*" = all that begin so; the longest that fits decides."""
     control_token: str | None = None
     limits: Limits = Limits()
+    retention: Retention = Retention()
     token_id_capture: TokenIdCapture | None = None
     """Whose calls are recorded, and where they go. None: every call that names a rollout, to the file store."""
     agents: dict[str, AgentOptions] = {}
@@ -83,6 +101,14 @@ class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def auth_mode(self) -> Literal["open", "keys"]:
         return self.auth or ("open" if self.loopback else "keys")
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Model name or pattern -> the engine that answers to it."""
+        if isinstance(self.model_aliases, dict):
+            return self.model_aliases
+        pairs = (alias.partition("=") for alias in self.model_aliases)
+        return {name: engine or POLICY for name, _, engine in pairs}
 
     @property
     def capturing(self) -> bool:

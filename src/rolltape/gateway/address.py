@@ -13,11 +13,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import parse_qs
 
 from rolltape.errors import RequestError
 from rolltape.record import is_rollout_id
 
 HEADER = "x-rolltape-rollout"
+_QUERY_KEY = "x-goog-api-key"
 _PREFIX = re.compile(
     r"^/(?:rollout/(?P<ours>[^/]*)|ng-rollout/(?P<gym>[^/]*)(?P<segment>/training-token-capture(?=/|$))?)(?P<rest>/.*|$)"
 )
@@ -90,11 +92,17 @@ class KeyRing:
         return hmac.compare_digest(token.encode(), self._control_token)
 
 
+def with_query_key(headers: Mapping[str, str], query: str) -> Mapping[str, str]:
+    """The headers, with a key that stands in the query (`?key=`, as Google's clients may send it) among them."""
+    keys = parse_qs(query).get("key", []) if "key=" in query else []
+    return {**headers, _QUERY_KEY: ",".join([*_values(headers, _QUERY_KEY), *keys])} if keys else headers
+
+
 def presented_keys(headers: Mapping[str, str]) -> list[str]:
     """All API keys of a request, wherever their protocols put them. A harness may send a dummy beside the real one."""
     credentials = (text.partition(" ") for text in _values(headers, "authorization"))
     keys = [key.strip() for scheme, _, key in credentials if scheme.lower() == "bearer"]
-    return [*keys, *_values(headers, "x-api-key"), *_values(headers, "x-goog-api-key")]
+    return [*keys, *_values(headers, "x-api-key"), *_values(headers, _QUERY_KEY)]
 
 
 def _values(headers: Mapping[str, str], name: str) -> list[str]:

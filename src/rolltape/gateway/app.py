@@ -5,29 +5,31 @@ in the dialect of the nearest one, and never touches a rollout.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
-from rolltape.config import ServeConfig
+from rolltape.config import POLICY, ServeConfig
 from rolltape.engines import Engine
 from rolltape.errors import RequestError
-from rolltape.gateway.address import KeyRing, resolve, split_path
+from rolltape.gateway.address import KeyRing, resolve, split_path, with_query_key
 from rolltape.gateway.call import CallServer, internal_error, refuse
 from rolltape.gateway.control import Control
 from rolltape.gateway.exchange import Exchange
+from rolltape.gateway.fleet import Chosen, Fleet
 from rolltape.gateway.metrics import Metrics
+from rolltape.gateway.routes import Routes
 from rolltape.harness.kinds import Classify, unclassified
 from rolltape.store import CaptureStore
-from rolltape.wire import WireProtocol
+from rolltape.wire import ListedModel, ListsModels, WireProtocol
 
 log = logging.getLogger("rolltape.gateway")
 
 _JSON = {"content-type": "application/json"}
-_COMMON_DIALECT = "openai_chat"
-"""Words errors on paths that belong to no protocol."""
 _OPERATOR_PATHS = ("/control/", "/healthz", "/readyz", "/metrics")
 
 
@@ -42,14 +44,15 @@ class Gateway:
         protocols: Sequence[WireProtocol],
         control_token: str,
         classify: Classify = unclassified,
+        others: Mapping[str, Engine] | None = None,
     ) -> None:
+        """`engine` samples the policy; `others` are those beside it, by name."""
         self.config, self.engine, self.store = config, engine, store
         self.keys = KeyRing(control_token)
         self.metrics = Metrics()
-        self.calls = CallServer(config, engine, store, self.metrics, classify)
-        self._protocols = {path: protocol for protocol in protocols for path in protocol.paths}
-        self._counters = {path: protocol for protocol in protocols for path in protocol.counting_paths}
-        self._default = next((p for p in protocols if p.name == _COMMON_DIALECT), protocols[0])
+        self._fleet = Fleet({**(others or {}), POLICY: engine}, config.aliases)
+        self.calls = CallServer(config, self._fleet, store, self.metrics, classify)
+        self._routes = Routes(protocols)
         self._control: Router = Control(self).router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,65 +64,68 @@ class Gateway:
         if where.named is None and where.path.startswith(_OPERATOR_PATHS):
             await self._control(scope, receive, send)
             return
-        counts = self._counters.get(where.path)
-        protocol = counts or self._protocols.get(where.path)
+        route = self._routes.find(where.path)
+        protocol = route.protocol if route else self._routes.nearest(where.path)
         try:
-            if protocol is not None and exchange.method == "POST":
-                address = resolve(
-                    where, exchange.headers, self.keys, auth=self.config.auth_mode, untagged=self.config.untagged
-                )
-                await (self.calls.count if counts else self.calls.serve)(exchange, protocol, address)
+            if route is not None and exchange.method == "POST":
+                headers = with_query_key(exchange.headers, exchange.query)
+                address = resolve(where, headers, self.keys, auth=self.config.auth_mode, untagged=self.config.untagged)
+                await (self.calls.count if route.counts else self.calls.serve)(exchange, protocol, address)
             else:
                 await self._probe(exchange, where.path)
         except RequestError as error:
-            await refuse(exchange, protocol or self._nearest(where.path), error)
+            await refuse(exchange, protocol, error)
         except Exception as error:
             if exchange.opened:
                 raise
             log.exception("%s %s failed", exchange.method, where.path[:200])
-            await refuse(exchange, protocol or self._nearest(where.path), internal_error(error))
-
-    def _nearest(self, path: str) -> WireProtocol:
-        """The protocol below one of whose routes `path` lies, to word an error on a path that is no route itself."""
-        above = (p for route, p in self._protocols.items() if path.startswith(f"{route}/"))
-        return next(above, self._default)
+            await refuse(exchange, protocol, internal_error(error))
 
     async def _probe(self, exchange: Exchange, path: str) -> None:
         """What clients look at before they call: answered, never recorded."""
         if exchange.method not in ("GET", "HEAD"):
             raise self._unknown(exchange.method, path)
-        if path == "/v1/models" or path.startswith("/v1/models/"):
-            await self._models(exchange, path)
+        listing = self._routes.listing(path, exchange.headers)
+        if listing is not None:
+            await self._models(exchange, *listing)
         elif path in ("/", "/v1", "/v1/", "/api/hello"):
             await exchange.respond(200, _JSON, b'{"service":"rolltape"}')
-        elif path in self._protocols or path in self._counters:
+        elif self._routes.find(path):
             raise RequestError(405, "method_not_allowed", f"{path} takes POST")
         else:
             raise self._unknown(exchange.method, path)
 
     def _unknown(self, method: str, path: str) -> RequestError:
-        served = ", ".join(sorted(self._protocols))
-        return RequestError(404, "not_found", f"{method} {path[:200]} is not served here; model endpoints: {served}")
+        message = f"{method} {path[:200]} is not served here; model endpoints: {self._routes.sampling}"
+        return RequestError(404, "not_found", message)
 
-    async def _models(self, exchange: Exchange, path: str) -> None:
-        served = await self.engine.models()
-        cards = [
-            {
-                "id": m.name,
-                "object": "model",
-                "created": 0,
-                "owned_by": self.engine.kind,
-                "max_model_len": m.context_length,
-            }
-            for m in served
-        ]
-        wanted = path.removeprefix("/v1/models").strip("/")
-        if not wanted:
-            await exchange.respond(200, _JSON, msgspec.json.encode({"object": "list", "data": cards}))
-            return
-        name = await self.calls.model_for(wanted)
-        card = next(card for card in cards if card["id"] == name)
-        await exchange.respond(200, _JSON, msgspec.json.encode({**card, "id": wanted}))
+    async def _models(self, exchange: Exchange, protocol: ListsModels | None, wanted: str) -> None:
+        """Every model, or the one that answers to `wanted`, in the words of `protocol`, else in OpenAI's."""
+        name = unquote(wanted)
+        if name:
+            chosen = await self._fleet.choose(name)
+            listed = _listed(name, chosen)
+            told = protocol.encode_model(listed) if protocol else msgspec.json.encode(_card(name, chosen))
+        else:
+            every = await self._fleet.listed()
+            cards = {"object": "list", "data": [_card(*one) for one in every]}
+            told = protocol.encode_models([_listed(*one) for one in every]) if protocol else msgspec.json.encode(cards)
+        await exchange.respond(200, _JSON, told)
+
+
+def _card(name: str, chosen: Chosen) -> dict[str, Any]:
+    owner = chosen.engine.kind
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": owner if chosen.is_policy else f"{chosen.name} ({owner})",
+        "max_model_len": chosen.model.context_length,
+    }
+
+
+def _listed(name: str, chosen: Chosen) -> ListedModel:
+    return ListedModel(name, chosen.model.context_length)
 
 
 async def _close_websocket(scope: Scope, receive: Receive, send: Send) -> None:

@@ -25,10 +25,12 @@ from rolltape.errors import EngineBroken, EngineRefused, RequestError
 from rolltape.gateway.address import Address
 from rolltape.gateway.admission import Admission
 from rolltape.gateway.exchange import ClientGone, Exchange
+from rolltape.gateway.fleet import Chosen, Fleet
 from rolltape.gateway.metrics import Metrics
 from rolltape.gateway.reply import ReplyChannel, StreamedReply, WholeReply
 from rolltape.gateway.tape import CaptureFailed, Marks, NoTape, Recording, RolloutClosed, Tape
 from rolltape.harness.kinds import Classify
+from rolltape.media import media_parts
 from rolltape.record import Delivery, Outcome, TokenEntry
 from rolltape.store import CaptureStore
 from rolltape.wire import WireProtocol
@@ -45,7 +47,7 @@ class _Call:
     protocol: WireProtocol
     address: Address
     request: ChatRequest
-    model: str
+    chosen: Chosen
     body_digest: str
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     started_at: float = field(default_factory=time.time)
@@ -65,14 +67,15 @@ class CallServer:
     """Serves model calls. One for each gateway process."""
 
     def __init__(
-        self, config: ServeConfig, engine: Engine, store: CaptureStore, metrics: Metrics, classify: Classify
+        self, config: ServeConfig, fleet: Fleet, store: CaptureStore, metrics: Metrics, classify: Classify
     ) -> None:
-        self.config, self.engine, self.store, self.metrics = config, engine, store, metrics
-        self._classify = classify
+        self.config, self.store, self.metrics = config, store, metrics
+        self._fleet, self._classify = fleet, classify
         self.admission = Admission(store)
         self.marks = Marks(store)
         self.ids_arrive = True
-        """False while the last completed call came without exact ids: what captures nothing must not look well."""
+        """False while the policy's last completed call came without exact ids: what captures nothing must not look
+        well."""
 
     async def serve(self, exchange: Exchange, protocol: WireProtocol, address: Address) -> None:
         """Serve one call whose address stands. Every error becomes a reply in the caller's dialect."""
@@ -91,7 +94,8 @@ class CallServer:
         """Count the tokens of a request with the engine's own tokenizer. Nothing is sampled and nothing recorded."""
         try:
             call = await self._decode(exchange, protocol, address)
-            tokens = await self.engine.count_tokens(call.request)
+            refuse_media(call.chosen.engine, call.request)
+            tokens = await call.chosen.engine.count_tokens(call.request)
         except ClientGone:
             return
         except RequestError as error:
@@ -110,9 +114,10 @@ class CallServer:
 
     async def _decode(self, exchange: Exchange, protocol: WireProtocol, address: Address) -> _Call:
         body = await self._body(exchange)
-        request = protocol.decode(address.path, body, exchange.headers)
-        model = await self.model_for(request.model)
-        return _Call(exchange, protocol, address, request, model, request_digest(body))
+        asked = f"{address.path}?{exchange.query}" if exchange.query else address.path
+        request = protocol.decode(asked, body, exchange.headers)
+        chosen = await self._fleet.choose(request.model)
+        return _Call(exchange, protocol, address, request, chosen, request_digest(body))
 
     async def _body(self, exchange: Exchange) -> bytes:
         limits = self.config.limits
@@ -122,21 +127,6 @@ class CallServer:
         except TimeoutError as error:
             message = f"the request body did not arrive within {limits.body_seconds:g} seconds"
             raise RequestError(408, "request_timeout", message) from error
-
-    async def model_for(self, asked: str) -> str:
-        """The engine's model behind a requested name. Raises 404 naming what is served."""
-        served = [model.name for model in await self.engine.models()]
-        if asked in served:
-            return asked
-        if asked in self.config.model_aliases or "*" in self.config.model_aliases:
-            return served[0]
-        raise RequestError(
-            404,
-            "model_not_found",
-            f"the model {asked!r} is not served here; there is: {', '.join(served)}",
-            param="model",
-            hint="name it under model_aliases (--alias) to have the served model answer to it",
-        )
 
     async def _run(self, call: _Call) -> None:
         channel = self._channel(call)
@@ -179,13 +169,13 @@ class CallServer:
         if not call.request.stream:
             return WholeReply(call.exchange, call.protocol, call.request, created)
         encoder = call.protocol.encoder(call.request, reply_id=call.reply_id, created=created)
-        return StreamedReply(call.exchange, call.protocol, encoder, call.id)
+        return StreamedReply(call.exchange, encoder, call.id)
 
     async def _admit(self, call: _Call) -> None:
         """Wait for the policy, charge the budget, and send the intent on its way."""
         rollout_id = call.address.rollout_id
         policy = await self.admission.admit(rollout_id)  # a call that is not captured spends the budget all the same
-        call.machine = ModelCall(self._identity(call, policy.version))
+        call.machine = ModelCall(self._identity(call, policy.version if call.chosen.is_policy else None))
         if rollout_id is None or not call.address.captured:
             call.tape = NoTape()
             return
@@ -207,8 +197,9 @@ class CallServer:
             model_call_id=call.id,
             response_id=call.reply_id,
             protocol=call.protocol.name,
-            engine=self.engine.kind,
-            model=call.model,
+            engine=call.chosen.engine.kind,
+            engine_name=None if call.chosen.is_policy else call.chosen.name,
+            model=call.chosen.model.name,
             request=call.request,
             request_digest=call.body_digest,
             policy_version=policy_version,
@@ -222,10 +213,13 @@ class CallServer:
     async def _sample(self, call: _Call, channel: ReplyChannel) -> None:
         """Run the engine to its own end, passing events on. Whatever an engine throws becomes a `RequestError`."""
         assert call.machine is not None
-        sampling = pin_sampling(call.request.sampling, self.config.sampling_overrides)
+        engine = call.chosen.engine
+        pins = self.config.sampling_overrides if call.chosen.is_policy else {}
+        sampling = pin_sampling(call.request.sampling, pins)
         first = True
         try:
-            async with aclosing(cast("Any", self.engine.generate(call.request, sampling))) as events:
+            refuse_media(engine, call.request)
+            async with aclosing(cast("Any", engine.generate(call.request, sampling))) as events:
                 async for event in events:
                     call.machine.feed(event, time.time())
                     if first:
@@ -238,17 +232,19 @@ class CallServer:
         except TimeoutError:
             raise
         except Exception as error:
-            log.exception("engine %s broke on call %s", self.engine.kind, call.id)
+            log.exception("engine %s broke on call %s", engine.kind, call.id)
             raise EngineBroken(f"the engine broke: {type(error).__name__}: {error}") from error
         if call.machine.finished is None:
             raise EngineBroken("the engine stopped without saying why")
 
     async def _ended(self, call: _Call, outcome: Outcome, error: str) -> TokenEntry:
         assert call.machine is not None
-        now, policy = time.time(), await self.admission.policy()
+        now, version = time.time(), None
+        if call.chosen.is_policy:
+            version = (await self.admission.policy()).version
         if outcome is Outcome.COMPLETED:
-            return call.machine.completed(now, policy_version_end=policy.version)
-        return call.machine.ended(outcome, now, error, policy_version_end=policy.version)
+            return call.machine.completed(now, policy_version_end=version)
+        return call.machine.ended(outcome, now, error, policy_version_end=version)
 
     async def _record(self, call: _Call, entry: TokenEntry) -> None:
         assert call.tape is not None
@@ -257,7 +253,7 @@ class CallServer:
         self.admission.charge_tokens(entry.rollout_id, len(entry.generation_token_ids))
         if call.address.captured:
             self.metrics.recorded(entry)
-            if entry.outcome is Outcome.COMPLETED:
+            if entry.outcome is Outcome.COMPLETED and call.chosen.is_policy:
                 self.ids_arrive = entry.ids_exact
 
     async def _close(self, call: _Call, outcome: Outcome, error: str) -> None:
@@ -282,6 +278,14 @@ class CallServer:
             half = Delivery.UNKNOWN if call.request.stream else Delivery.UNDELIVERED
             delivery = half if call.exchange.cut else Delivery.DELIVERED
         await call.tape.settle(delivery)
+
+
+def refuse_media(engine: Engine, request: ChatRequest) -> None:
+    """Raises `EngineRefused` for what an engine that is shown texts only would never see."""
+    unseen = next(iter(media_parts(request)), None)
+    if unseen is not None and not engine.gives.images:
+        message = f"the engine {engine.kind} takes text only, and here is a part of type {unseen.part.get('type')!r}"
+        raise EngineRefused(400, "unsupported_content", message, param=f"messages[{unseen.message}]")
 
 
 def internal_error(error: Exception) -> RequestError:

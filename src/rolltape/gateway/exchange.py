@@ -29,6 +29,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
         self.raw_path: str = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1").partition("?")[0]
+        self.query: str = scope.get("query_string", b"").decode("latin-1")
         self.headers: Headers = joined_headers(scope["headers"])
         self.opened = False
         """True once the status line has been sent: from then on errors must go into the body."""

@@ -49,10 +49,10 @@ class WholeReply:
 class StreamedReply:
     """A reply that goes out as it is sampled."""
 
-    def __init__(self, exchange: Exchange, protocol: WireProtocol, encoder: StreamEncoder, call_id: str) -> None:
+    def __init__(self, exchange: Exchange, encoder: StreamEncoder, call_id: str) -> None:
         self._exchange, self._encoder = exchange, encoder
         self._headers = {
-            "content-type": protocol.stream_content_type,
+            "content-type": encoder.content_type,
             "cache-control": "no-cache",
             "x-accel-buffering": "no",
             "x-request-id": call_id,

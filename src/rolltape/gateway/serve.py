@@ -9,7 +9,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,12 @@ from pathlib import Path
 import uvicorn
 
 from rolltape import registry
-from rolltape.config import ServeConfig
+from rolltape.config import EngineConfig, ServeConfig
 from rolltape.engines import Engine
 from rolltape.errors import ConfigError
 from rolltape.gateway.app import Gateway
 from rolltape.gateway.destination import open_store
+from rolltape.gateway.retention import sweeping
 from rolltape.harness.kinds import classifier
 from rolltape.harness.profile import Profile
 from rolltape.store import CaptureStore
@@ -56,33 +57,42 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def running(
-    config: ServeConfig, *, engine: Engine | None = None, profiles: Sequence[Profile] = ()
+    config: ServeConfig,
+    *,
+    engine: Engine | None = None,
+    profiles: Sequence[Profile] = (),
+    engines: Mapping[str, Engine] | None = None,
 ) -> AsyncIterator[RunningGateway]:
-    """A gateway that serves while the body runs. `engine`: use this one (started by the caller) instead of making one.
+    """A gateway that serves while the body runs. `engine`: use this one (started by the caller) instead of making one;
+    `engines` are such ones for the others that the configuration names.
     `profiles` tell kinds of calls apart beside those that are installed, and before one of the same name.
 
     Raises `ConfigError` when the port is taken, the engine cannot start or the store cannot be opened.
     """
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(_listen(config.host, config.port))
-        directory = Path(config.dir)
+        directory, given = Path(config.dir), dict(engines or {})
         store = await open_store(config)
         stack.push_async_callback(store.close)
         token = control_token(config, directory)
         if engine is None:
-            engine = _make_engine(config)
-            stack.push_async_callback(engine.close)
-            await engine.start()
+            engine = await _started(stack, config.engine)
+        beside = {name: await _started(stack, chosen) for name, chosen in config.engines.items() if name not in given}
         known = {**registry.profiles(), **{profile.name: profile for profile in profiles}}
-        gateway = Gateway(config, engine, store, registry.protocols(), token, classifier(known))
+        others = {**beside, **given}
+        gateway = Gateway(config, engine, store, registry.protocols(), token, classifier(known), others)
         stack.push_async_callback(gateway.calls.marks.close)
+        await stack.enter_async_context(sweeping(store, config.retention))
         await stack.enter_async_context(_serving(gateway, listener))
         yield RunningGateway(_url(config.host, listener), token, store, engine)
 
 
-def _make_engine(config: ServeConfig) -> Engine:
-    chosen = config.engine
-    return registry.engine(chosen.kind, model=chosen.model, url=chosen.url, options=dict(chosen.options))
+async def _started(stack: AsyncExitStack, chosen: EngineConfig) -> Engine:
+    """A new engine, started; the stack closes it."""
+    engine = registry.engine(chosen.kind, model=chosen.model, url=chosen.url, options=dict(chosen.options))
+    stack.push_async_callback(engine.close)
+    await engine.start()
+    return engine
 
 
 @asynccontextmanager

@@ -30,7 +30,8 @@ class KindPolicy:
     """`kinds` says what to do with a kind; one that is not named there trains.
 
     `engines` are those that serve the policy in training; None = all. Where it is given, a call that another engine
-    answered, or whose engine nobody recorded, is never trained.
+    answered, or whose engine nobody recorded, is never trained. Nor is, whatever is given, a call whose entry itself
+    says that another engine than the policy's answered it.
     """
 
     kinds: Mapping[str, Use] = field(default_factory=_default_kinds)
@@ -51,10 +52,10 @@ class KindPolicy:
         """Why the call is not trained, "" if it is."""
         if not self.trains_kind(entry):
             return f"kind: {kind_of(entry)}"
-        return "" if self._own_engine(entry) else f"engine: {entry.engine or 'unknown'}"
+        return "" if self._own_engine(entry) else f"engine: {entry.other_engine or entry.engine or 'unknown'}"
 
     def _own_engine(self, entry: TokenEntry) -> bool:
-        return self.engines is None or entry.engine in self.engines
+        return entry.other_engine is None and (self.engines is None or entry.engine in self.engines)
 
 
 def kind_of(entry: TokenEntry) -> str:

@@ -11,7 +11,7 @@ after it until the call's record is durable, so nothing can be acted on that a c
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rolltape.chat import ChatRequest, EngineEvent, Reply
 from rolltape.errors import RequestError
@@ -37,6 +37,8 @@ class EncodedError:
 class StreamEncoder(Protocol):
     """Encodes one streamed reply. Frames come in order; an empty list means that nothing is to be sent yet."""
 
+    content_type: str
+
     def open(self) -> Sequence[Frame]:
         """Frames that start the stream, before any token."""
         ...
@@ -60,15 +62,20 @@ class WireProtocol(Protocol):
     name: str
     """`openai_chat`, ...: recorded with each entry."""
     paths: Sequence[str]
-    """Generating routes, as they stand after the address prefix: `/v1/chat/completions`. All are POST."""
+    """Generating routes, as they stand after the address prefix: `/v1/chat/completions`. All are POST.
+
+    `{model}` stands for a model's name, slashes included.
+    """
     counting_paths: Sequence[str]
     """Routes that only count the tokens of a request: answered with the engine's own count, never recorded."""
-    stream_content_type: str
     reply_prefix: str
     """Put before a call's id to make its reply's id: `chatcmpl-`."""
 
     def decode(self, path: str, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
-        """The request, nothing lost. Raises `RequestError` (400) naming the field that cannot be honoured."""
+        """The request, nothing lost. Raises `RequestError` (400) naming the field that cannot be honoured.
+
+        `path` is the route that was asked for, with its query where there is one.
+        """
         ...
 
     def encode_reply(self, request: ChatRequest, reply: Reply) -> bytes:
@@ -89,6 +96,33 @@ class WireProtocol(Protocol):
 
     def tagged(self, headers: Mapping[str, str]) -> Mapping[str, str]:
         """The headers worth keeping with the entry: session, agent and retry marks. Never credentials."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """A model name that is answered here. `context_length` in tokens, None = not known."""
+
+    name: str
+    context_length: int | None = None
+
+
+@runtime_checkable
+class ListsModels(Protocol):
+    """A protocol that lists the models in its own words: GET one of `models_paths`, or a model's name below it."""
+
+    models_paths: Sequence[str]
+
+    def is_client(self, headers: Mapping[str, str]) -> bool:
+        """Whether a request is from one of its own clients: decides on a path that other protocols have too."""
+        ...
+
+    def encode_models(self, models: Sequence[ListedModel]) -> bytes:
+        """The body that lists them."""
+        ...
+
+    def encode_model(self, model: ListedModel) -> bytes:
+        """The body that tells of one."""
         ...
 
 

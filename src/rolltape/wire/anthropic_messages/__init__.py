@@ -33,12 +33,11 @@ class AnthropicMessages:
     name = "anthropic_messages"
     paths: Sequence[str] = ("/v1/messages",)
     counting_paths: Sequence[str] = ("/v1/messages/count_tokens",)
-    stream_content_type = "text/event-stream; charset=utf-8"
     reply_prefix = "msg_"
 
     def decode(self, path: str, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         """The request in `body`. Raises `RequestError` naming the field at fault; never anything else."""
-        return decode_request(body, counting=path in self.counting_paths)
+        return decode_request(body, counting=path.partition("?")[0] in self.counting_paths)
 
     def encode_reply(self, request: ChatRequest, reply: Reply) -> bytes:
         """`reply` as one `message` object; the model is named as the caller named it."""

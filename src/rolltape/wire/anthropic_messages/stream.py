@@ -40,6 +40,8 @@ class _Block:
 class MessageStreamEncoder:
     """One streamed reply. Token counts are the engine's where it gives them, else those that passed by."""
 
+    content_type = sse.CONTENT_TYPE
+
     def __init__(self, request: ChatRequest, reply_id: str) -> None:
         self._request, self._reply_id = request, reply_id
         self._started = False

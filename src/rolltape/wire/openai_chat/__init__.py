@@ -28,7 +28,6 @@ class OpenAIChat:
     name = "openai_chat"
     paths: Sequence[str] = ("/v1/chat/completions", "/chat/completions")
     counting_paths: Sequence[str] = ()
-    stream_content_type = "text/event-stream; charset=utf-8"
     reply_prefix = "chatcmpl-"
 
     def decode(self, path: str, body: bytes, headers: Mapping[str, str]) -> ChatRequest:

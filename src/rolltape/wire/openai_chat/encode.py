@@ -44,6 +44,8 @@ def encode_reply(request: ChatRequest, reply: Reply) -> bytes:
 class ChatStreamEncoder:
     """One streamed reply. Token counts are the engine's where it gives them, else those that passed by."""
 
+    content_type = sse.CONTENT_TYPE
+
     def __init__(self, request: ChatRequest, reply_id: str, created: int) -> None:
         self._request = request
         self._head: Json = {

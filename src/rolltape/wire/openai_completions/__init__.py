@@ -23,7 +23,6 @@ class OpenAICompletions:
     name = "openai_completions"
     paths: Sequence[str] = ("/v1/completions", "/completions")
     counting_paths: Sequence[str] = ()
-    stream_content_type = "text/event-stream; charset=utf-8"
     reply_prefix = "cmpl-"
 
     def decode(self, path: str, body: bytes, headers: Mapping[str, str]) -> ChatRequest:

@@ -35,6 +35,8 @@ def encode_reply(request: ChatRequest, reply: Reply) -> bytes:
 class CompletionStreamEncoder:
     """One streamed completion."""
 
+    content_type = sse.CONTENT_TYPE
+
     def __init__(self, request: ChatRequest, reply_id: str, created: int) -> None:
         self._request = request
         self._head = {"id": reply_id, "object": "text_completion", "created": created, "model": request.model}

@@ -34,7 +34,6 @@ class OpenAIResponses:
     name = "openai_responses"
     paths: Sequence[str] = ("/v1/responses", "/responses")
     counting_paths: Sequence[str] = ("/v1/responses/input_tokens",)
-    stream_content_type = "text/event-stream; charset=utf-8"
     reply_prefix = "resp_"
 
     def decode(self, path: str, body: bytes, headers: Mapping[str, str]) -> ChatRequest:

@@ -63,6 +63,8 @@ class _Open:
 class ResponsesStreamEncoder:
     """One streamed reply. Token counts are the engine's where it gives them, else those that passed by."""
 
+    content_type = sse.CONTENT_TYPE
+
     def __init__(self, request: ChatRequest, reply_id: str, created: int) -> None:
         self._request, self._reply_id, self._created = request, reply_id, created
         self._make = Items(request, reply_id)
