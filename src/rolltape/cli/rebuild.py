@@ -38,7 +38,7 @@ def rebuild(
 ) -> None:
     """Turn a captured rollout into training rows."""
     if entries is not None:
-        snapshot = _from_file(entries, rollout)
+        snapshot = from_file(entries, rollout)
     elif rollout is not None:
         snapshot = _from_store(dir, rollout)
     else:
@@ -75,7 +75,8 @@ def _from_store(directory: Path, rollout: str) -> TokenCaptureSnapshot:
     return terminal.with_store(directory, read)
 
 
-def _from_file(path: str, rollout: str | None) -> TokenCaptureSnapshot:
+def from_file(path: str, rollout: str | None) -> TokenCaptureSnapshot:
+    """The entries of one rollout in a JSONL file; None = the only one there is. Raises `ConfigError`, `EntryError`."""
     held = read_entries(path)
     if held.unknown_keys:
         terminal.note(f"note: ignored keys that no token entry has: {', '.join(sorted(held.unknown_keys))}")

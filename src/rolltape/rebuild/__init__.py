@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rolltape.rebuild import attempts as attempts_
+from rolltape.rebuild.breaks import named
 from rolltape.rebuild.metrics import measure
 from rolltape.rebuild.policy import KindPolicy, Use, kind_of
 from rolltape.rebuild.rows import Dealt, DeliveryForm, Ownership, Status, deal
@@ -122,7 +123,7 @@ def rebuild(
     Faulty evidence never raises: it is left out, named and counted, and masks where it must.
     """
     policy = policy or KindPolicy()
-    tree = grow(snapshot.entries, policy)
+    tree = named(grow(snapshot.entries, policy))
     heard = hear(terminal or Witnesses(), tree)
     attempts = attempts_.settle(tree, heard.chosen, policy)
     attribution = attribute(heard, tree, attempts, policy)

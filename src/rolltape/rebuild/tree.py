@@ -23,7 +23,8 @@ _DELIVERY_RANK = {Delivery.DELIVERED: 0, Delivery.UNKNOWN: 1, Delivery.UNDELIVER
 class PrefixBreak:
     """A call whose prompt goes along with another call's ids and then leaves them.
 
-    `first_divergence` is the first position where they differ; `nearest` is None where they share nothing.
+    `first_divergence` is the first position where they differ; `nearest` is None where they share nothing. `cause` is
+    one of `breaks.Cause`; without the texts of both calls it is mostly unknown.
     """
 
     call: str

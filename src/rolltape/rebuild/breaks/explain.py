@@ -1,0 +1,232 @@
+"""Each departure of a call tree -> its position, both tokens, its place and its cause. Pure.
+
+```
+ids        where the two sides part, exactly
+calls      inside whose reply, or between which                   (place)
+messages   the first one that differs there                       (difference) -> what the harness changed  (sent)
+tokens     none does: what else the two sides say                 (hunk)       -> what rendering changed    (rendered)
+```
+
+Only the two calls of a departure are read, and each is read once. What the first differing token does not decide is
+`unknown`.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from rolltape.rebuild.breaks import rendered, sent, wording
+from rolltape.rebuild.breaks.cause import ADVICE, Cause
+from rolltape.rebuild.breaks.difference import Difference, find
+from rolltape.rebuild.breaks.hunk import Hunk, Token, TokenText
+from rolltape.rebuild.breaks.place import Place, by_calls, by_text
+from rolltape.rebuild.breaks.talk import HEAD, Talk, Turns, talk
+from rolltape.rebuild.policy import kind_of
+from rolltape.rebuild.tree import CallTree, PrefixBreak
+from rolltape.record import TokenEntry
+
+_OF_THEIR_OWN = ("subagent", "title", "probe", "judge")
+_THINKING_BEGINS = 4  # tokens of a reply within which a missing thought shows
+_FAR = 64  # bytes that are alike behind another cut of the same text, where the texts differ later
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One departure. `broken`: a prefix break; False where the call still extends another whole call.
+
+    `was` and `now` are the tokens at `first_divergence`, None where a side ends. `message` is the index in the call's
+    request, `field` a path in it; None where nobody can tell. `evidence` is one sentence. `tokens_lost` were sampled in
+    the history that was left, from the break on, and are out of this call's history; each is counted once.
+    """
+
+    call: str
+    nearest: str | None
+    first_divergence: int
+    broken: bool
+    cause: Cause
+    evidence: str
+    was: Token | None = None
+    now: Token | None = None
+    message: int | None = None
+    role: str | None = None
+    field: str | None = None
+    tokens_lost: int = 0
+
+    @property
+    def advice(self) -> str:
+        return ADVICE[self.cause]
+
+    def to_json(self) -> dict[str, object]:
+        body: dict[str, object] = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        tokens = {name: token and token.to_json() for name, token in (("was", self.was), ("now", self.now))}
+        return body | tokens | {"advice": self.advice}
+
+
+def explain(tree: CallTree, text: TokenText | None = None) -> tuple[Explanation, ...]:
+    """Every break and branch of `tree`, in the order of the calls. `text` gives the texts of tokens, where known."""
+    departures = [(found, True) for found in tree.breaks] + [(found, False) for found in tree.branches]
+    departures.sort(key=lambda one: _order(tree.entries[one[0].call]))
+    reader = _Reader(tree, text)
+    counted: dict[str, int] = {}
+    return tuple(_counted(tree, reader.explain(found, broken), counted) for found, broken in departures)
+
+
+def named(tree: CallTree) -> CallTree:
+    """`tree` with the cause of each break that its entries can tell: without texts, that is seldom."""
+    if not tree.breaks:
+        return tree
+    reader = _Reader(tree, None)
+    return replace(tree, breaks=tuple(replace(one, cause=reader.explain(one, True).cause) for one in tree.breaks))
+
+
+def _order(entry: TokenEntry) -> tuple[float, float, str]:
+    step = float("inf") if entry.step_index is None else entry.step_index
+    return step, entry.started_at or entry.created_at, entry.model_call_id
+
+
+class _Reader:
+    """Reads the texts of a tree's calls, each at most once."""
+
+    def __init__(self, tree: CallTree, text: TokenText | None) -> None:
+        self._tree = tree
+        self._text = text
+        self._talks: dict[str, Talk | None] = {}
+
+    def explain(self, found: PrefixBreak, broken: bool) -> Explanation:
+        at, calls = found.first_divergence, self._tree.entries
+        told = Explanation(found.call, found.nearest, at, broken, Cause.UNKNOWN, "")
+        if found.nearest is None:
+            now = Hunk(calls[found.call], calls[found.call], at, self._text).now()
+            return replace(told, now=now, evidence="no call before it begins with the same token")
+        hunk = Hunk(calls[found.nearest], calls[found.call], at, self._text)
+        told = replace(told, was=hunk.was(), now=hunk.now())
+        ours, theirs = self._talk(found.nearest), self._talk(found.call)
+        if ours is None or theirs is None:
+            cause = _by_kind(hunk)
+            evidence = "the kinds of the two calls" if cause else "no texts were kept of both calls"
+            return replace(told, cause=cause or Cause.UNKNOWN, evidence=evidence)
+        return _judge(told, hunk, ours, theirs, self._place(found.nearest, hunk, ours.turns), self._summaries())
+
+    def _place(self, nearest: str, hunk: Hunk, turns: Turns) -> Place:
+        place = by_calls(self._tree, nearest, hunk.at, turns, self._sent)
+        if hunk.text is None and place.reply and hunk.at - place.start > _THINKING_BEGINS:
+            return replace(place, field="content")
+        return by_text(place, hunk, turns)
+
+    def _talk(self, call: str) -> Talk | None:
+        if call not in self._talks:
+            self._talks[call] = talk(self._tree.entries[call], reply=True)
+        return self._talks[call]
+
+    def _sent(self, call: str) -> int | None:
+        found = self._talk(call)
+        return None if found is None else found.turns.sent
+
+    def _summaries(self) -> Iterator[str]:
+        for call, entry in self._tree.entries.items():
+            if kind_of(entry) == "compaction" and (found := self._talk(call)) and found.turns.size > found.turns.sent:
+                yield found.turns[found.turns.sent].text()
+
+
+def _judge(
+    told: Explanation, hunk: Hunk, ours: Talk, theirs: Talk, place: Place, summaries: Iterable[str]
+) -> Explanation:
+    request = theirs.turns.request()
+    difference = find(ours.turns, request, place)
+    if hunk.text is not None and rendered.goes_on_alike(hunk, _FAR if difference else 0):
+        return _at_place(
+            replace(told, cause=Cause.TOKENIZER_BOUNDARY, evidence="both sides say the same"), place, request
+        )
+    cause = _by_kind(hunk) if difference or ours.tools != theirs.tools else None
+    if cause is not None and place.first == 0:
+        return _at_place(replace(told, cause=cause, evidence="the kinds of the two calls"), place, request)
+    if ours.tools != theirs.tools and place.first == 0 and (clear := _tools(hunk, difference, place)) is not None:
+        return replace(
+            told, cause=clear, evidence=_TOOLS[clear], field="tools" if clear is Cause.TOOLS_CHANGED else None
+        )
+    if difference is None:
+        return _rendered(told, hunk, place, ours.turns)
+    return _sent(told, hunk, difference, summaries)
+
+
+def _by_kind(hunk: Hunk) -> Cause | None:
+    """A compaction, or a conversation of its own, where the kinds of both calls say so."""
+    ours, theirs = kind_of(hunk.ours), kind_of(hunk.theirs)
+    if ours == theirs:
+        return None
+    if "compaction" in (ours, theirs):
+        return Cause.COMPACTION
+    return Cause.OTHER_CONVERSATION if ours in _OF_THEIR_OWN or theirs in _OF_THEIR_OWN else None
+
+
+_TOOLS = {
+    Cause.TOOLS_CHANGED: "the lists of tools differ",
+    Cause.UNKNOWN: "system prompt and tools differ, and only the texts of tokens would tell which is first",
+}
+
+
+def _tools(hunk: Hunk, difference: Difference | None, place: Place) -> Cause | None:
+    """Templates show the tools before or after the system prompt, and before all else. None: it is not the tools."""
+    if hunk.text is not None:
+        inside = place.exact or place.first != 0 or place.last > 1
+        return None if inside else Cause.TOOLS_CHANGED
+    return Cause.UNKNOWN if difference is not None and difference.in_head else Cause.TOOLS_CHANGED
+
+
+def _sent(told: Explanation, hunk: Hunk, difference: Difference, summaries: Iterable[str]) -> Explanation:
+    told = replace(told, message=difference.at, role=difference.role, field=difference.field or None)
+    for cause, rule in sent.RULES:
+        if cause is Cause.COMPACTION and _quoted(difference, summaries):
+            return replace(told, cause=cause, evidence="what a compaction call summarised stands in the history")
+        evidence = rule(difference)
+        if evidence is not None:
+            return replace(told, cause=cause, evidence=evidence)
+    if difference.gone is None and _first_words(difference):
+        return replace(told, cause=Cause.OTHER_CONVERSATION, evidence="no turn is shared but the system prompt")
+    return replace(told, evidence=f"message {difference.at} differs in {difference.field or 'being there'}")
+
+
+def _quoted(difference: Difference, summaries: Iterable[str]) -> bool:
+    stop = len(difference.theirs) if difference.come is None else difference.at + difference.come
+    fresh = [difference.theirs[index].text() for index in range(difference.at, stop)]
+    return any(wording.quotes(text, summary) for summary in summaries for text in fresh)
+
+
+def _first_words(difference: Difference) -> bool:
+    """Whether all that the two histories share are system messages."""
+    return all(difference.ours[index].role in HEAD for index in range(min(difference.at, len(difference.ours))))
+
+
+def _rendered(told: Explanation, hunk: Hunk, place: Place, turns: Turns) -> Explanation:
+    for cause, rule in rendered.RULES:
+        evidence = rule(hunk, place, turns)
+        if evidence is not None:
+            told = replace(told, cause=cause, evidence=evidence)
+            return _at_place(told, place, turns)
+    return _at_place(
+        replace(told, evidence="the messages are alike, and so are their texts as far as is known"), place, turns
+    )
+
+
+def _at_place(told: Explanation, place: Place, turns: Turns) -> Explanation:
+    """The message, where there is but one candidate."""
+    if place.last - place.first > 1 or place.last >= len(turns):
+        return told
+    return replace(told, message=place.last, role=turns[place.last].role, field=place.field)
+
+
+def _counted(tree: CallTree, told: Explanation, counted: dict[str, int]) -> Explanation:
+    """With the sampled tokens that lie behind the break and were not counted for another one before."""
+    if told.nearest is None or told.cause is Cause.OTHER_CONVERSATION:
+        return told
+    lost, at = 0, told.first_divergence
+    for call in tree.upwards(told.nearest):
+        begin, end = len(tree.entries[call].prompt_token_ids), tree.entries[call].length
+        start = max(begin, at)
+        if start >= end:
+            break
+        stop = counted.get(call, end)
+        if stop <= start:
+            break
+        lost += stop - start
+        counted[call] = start
+    return replace(told, tokens_lost=lost)
