@@ -57,6 +57,15 @@ DIALECTS = {
         b'"type":"response.output_item.done"',
         b'"type":"response.output_text.delta"',
     ),
+    "gemini": Dialect(
+        "/v1beta/models/scripted:streamGenerateContent?alt=sse",
+        {
+            "contents": [{"role": "user", "parts": [{"text": "hi"}]}],
+            "tools": [{"functionDeclarations": [{"name": "bash", "parameters": {"type": "OBJECT"}}]}],
+        },
+        b'"functionCall":{',
+        b'"text":"',
+    ),
     "completions": Dialect("/v1/completions", {"prompt": "hi"}, b'"finish_reason":"', b'"text":"'),
 }
 

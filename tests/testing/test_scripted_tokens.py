@@ -32,6 +32,7 @@ def test_the_special_ids_are_these_for_good() -> None:
         259: "</think>",
         260: "<tool_call>",
         261: "</tool_call>",
+        262: "<|image|>",
     }
     assert decode([256, *encode("hi"), 257]) == "<|im_start|>hi<|im_end|>"
     assert [token_text(token) for token in (65, 0xC3, 257)] == ["A", "<0xC3>", "<|im_end|>"]

@@ -18,6 +18,7 @@ from rolltape.testing.scripted.plan import Action, Wait, plan
 from rolltape.testing.scripted.script import Fault, Rule, Script, Step, answer_from, default_reply
 from rolltape.testing.scripted.template import render
 from rolltape.testing.scripted.tokenizer import decode, encode, log_prob
+from rolltape.tokens import IntArray
 
 __all__ = [
     "Fault",
@@ -38,13 +39,13 @@ class ScriptedEngine:
 
     `script`: see `script`; `url` names a script file instead. `context_length` in tokens (bytes of text, nearly),
     `delay` in seconds before each delta, `chunk` in tokens a delta. `policy_version` may be changed between calls.
+    `images`: it takes them, as placeholders.
 
     Counters, for tests: `started` calls, those `alive` now, `finished` by themselves, `failed` by a fault, `aborted`
     by their caller. `seen` holds the last 1,000 requests with the sampling they were given.
     """
 
     kind = "scripted"
-    gives = Gives(prompt_ids_first=True, log_prob_kind="raw", tools=True)
 
     def __init__(
         self,
@@ -56,10 +57,12 @@ class ScriptedEngine:
         delay: float = 0.0,
         chunk: int = 4,
         policy_version: str | None = None,
+        images: bool = False,
     ) -> None:
         if context_length < 1 or chunk < 1 or delay < 0:
             raise ConfigError("the scripted engine needs context_length and chunk of at least 1 and no negative delay")
         self.model = model or "scripted"
+        self.gives = Gives(prompt_ids_first=True, log_prob_kind="raw", tools=True, images=images)
         self.policy_version = policy_version
         self.started = self.alive = self.finished = self.failed = self.aborted = 0
         self.seen: deque[tuple[ChatRequest, Mapping[str, Any]]] = deque(maxlen=1000)
@@ -82,7 +85,7 @@ class ScriptedEngine:
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Length of the prompt that `request` renders to."""
-        return len(render(request))
+        return len(self._render(request))
 
     async def generate(self, request: ChatRequest, sampling: Mapping[str, Any]) -> AsyncIterator[EngineEvent]:
         """The script's next reply, or its fault."""
@@ -112,9 +115,12 @@ class ScriptedEngine:
         finally:
             self.alive -= 1
 
+    def _render(self, request: ChatRequest) -> IntArray:
+        return render(request, images=self.gives.images)
+
     def _plan(self, request: ChatRequest, sampling: Mapping[str, Any], step: Step) -> list[Action]:
         return plan(
-            render(request),
+            self._render(request),
             sampling,
             step,
             context_length=self._context_length,

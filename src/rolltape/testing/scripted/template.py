@@ -19,6 +19,7 @@ from rolltape.testing.scripted.tokenizer import (
     END_TOOL_CALL,
     IM_END,
     IM_START,
+    IMAGE,
     THINK,
     TOOL_CALL,
     VOCABULARY,
@@ -28,18 +29,20 @@ from rolltape.tokens import IntArray, token_ids
 
 START, END = chr(IM_START), chr(IM_END)
 GENERATION_PROMPT = f"{START}assistant\n"
+IMAGE_TOKENS = 4 * chr(IMAGE)
 
 
-def render(request: ChatRequest) -> IntArray:
+def render(request: ChatRequest, *, images: bool = False) -> IntArray:
     """The prompt ids of `request`, generation prompt included; a raw prompt is taken as it is.
 
-    Raises `EngineRefused` for content that is no text and for ids that are no tokens.
+    `images`: each becomes the same number of placeholders, whatever it shows. Raises `EngineRefused` for content that
+    is neither and for ids that are no tokens.
     """
     if request.prompt is not None:
         return _raw(request.prompt)
     turns = [_tools(request.tools)] if request.tools else []
     for index, message in enumerate(request.messages):
-        turns.append(_turn(message.role, _body(message, f"messages[{index}].content")))
+        turns.append(_turn(message.role, _body(message, f"messages[{index}].content", images)))
     units = "".join([*turns, GENERATION_PROMPT]).encode("utf-16-le")
     return token_ids(np.frombuffer(units, np.uint16).astype(np.int32))
 
@@ -73,11 +76,13 @@ def _turn(role: str, body: str) -> str:
     return f"{START}{role}\n{body}{END}\n"
 
 
-def _body(message: Message, at: str) -> str:
-    if not isinstance(message.content, str) and any(part.get("type") != "text" for part in message.content or ()):
+def _body(message: Message, at: str, images: bool) -> str:
+    shown = message.content if isinstance(message.content, tuple) else ()
+    if any(part.get("type") != "text" and not (images and part.get("type") == "image_url") for part in shown):
         raise EngineRefused(400, "unsupported_content", "The scripted engine reads text only.", param=at)
     calls = tuple((call.name, call.arguments) for call in message.tool_calls)
-    return _assistant(message.reasoning or "", message.text(), calls)
+    pictures: int = sum(part.get("type") == "image_url" for part in shown)
+    return IMAGE_TOKENS * pictures + _assistant(message.reasoning or "", message.text(), calls)
 
 
 def _bytes(text: str) -> str:

@@ -7,6 +7,7 @@ Ids are stable for good, so that recordings may be kept as test data:
     257     <|im_end|>       ends a turn; the end token, sampled and recorded
     258     <think>          259  </think>
     260     <tool_call>      261  </tool_call>
+    262     <|image|>        stands for a part of an image
 
 `log_prob` makes every sampled token checkable on its own: its log-prob is a known function of the id and of its
 position in the whole sequence, so a row built from a recording proves itself, position by position.
@@ -14,7 +15,7 @@ position in the whole sequence, so a row built from a recording proves itself, p
 
 from collections.abc import Iterable
 
-IM_START, IM_END, THINK, END_THINK, TOOL_CALL, END_TOOL_CALL = range(256, 262)
+IM_START, IM_END, THINK, END_THINK, TOOL_CALL, END_TOOL_CALL, IMAGE = range(256, 263)
 SPECIAL = {
     IM_START: "<|im_start|>",
     IM_END: "<|im_end|>",
@@ -22,8 +23,9 @@ SPECIAL = {
     END_THINK: "</think>",
     TOOL_CALL: "<tool_call>",
     END_TOOL_CALL: "</tool_call>",
+    IMAGE: "<|image|>",
 }
-VOCABULARY = 262
+VOCABULARY = 263
 LOG_PROB_PERIOD = 16384
 
 

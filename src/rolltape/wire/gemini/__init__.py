@@ -20,11 +20,8 @@ from rolltape.wire.gemini.errors import encode_error, invalid
 from rolltape.wire.gemini.stream import GeminiStreamEncoder
 
 TAGS = frozenset(
-    {
-        "user-agent", "x-gemini-api-privileged-user-id", "x-goog-api-client", "x-parent-session-id", "x-request-id",
-        "x-server-timeout", "x-session-id",
-    }
-)  # fmt: skip
+    {"user-agent", "x-goog-api-client", "x-parent-session-id", "x-request-id", "x-server-timeout", "x-session-id"}
+)
 """Headers by which clients tell sessions apart, and themselves."""
 
 VERSIONS = ("v1beta", "v1")

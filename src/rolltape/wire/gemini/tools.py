@@ -73,7 +73,7 @@ def choice(value: Any, tools: Tools) -> tuple[Any, Json]:
     mode = calling.get("mode")
     if mode is None and not allowed:
         return None, config
-    if mode is None or mode not in MODES:
+    if not isinstance(mode, str) or mode not in MODES:
         raise unsupported(f"{at}.mode", f"'{at}.mode' must be AUTO, ANY or NONE, not {shown(mode)}.")
     return _chosen(MODES[mode], allowed, tools, at), config
 
