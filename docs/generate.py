@@ -1,4 +1,5 @@
-"""Writes docs/reference from the code: the command line from its own help, the configuration from its own fields.
+"""Writes docs/reference from the code: the command line from its own help, the configuration from its own fields, the
+control API from its own OpenAPI document.
 
 `python docs/generate.py` writes; a test calls `pages` and fails when what is written is stale.
 """
@@ -8,27 +9,35 @@ import inspect
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from rolltape import config
 from rolltape.cli import app
 from rolltape.cli.commands import COMMANDS
+from rolltape.gateway.control import document
 
 REFERENCE = Path(__file__).parent / "reference"
 _SECTIONS = {
     config.ServeConfig: "Top level",
     config.EngineConfig: "engine",
     config.Limits: "limits",
+    config.Retention: "retention",
     config.TokenIdCapture: "token_id_capture",
     config.AgentOptions: "agents.NAME",
 }
+_ERROR = "[ErrorBody](#errorbody)"
 NOTE = "<!-- written by `make docs`; change the code, not this page -->\n\n"
 
 
 def pages() -> dict[str, str]:
     """File name to contents."""
-    return {"cli.md": NOTE + "".join(_cli()), "config.md": NOTE + "".join(_config())}
+    return {
+        "cli.md": NOTE + "".join(_cli()),
+        "config.md": NOTE + "".join(_config()),
+        "control.md": NOTE + "".join(_control()),
+    }
 
 
 def _cli() -> Iterator[str]:
@@ -59,6 +68,66 @@ def _fields(node: ast.ClassDef) -> Iterator[str]:
             default = f"`{ast.unparse(field.value)}`" if field.value else "required"
             kind = _type(field.annotation).replace("|", "\\|")
             yield f"| `{field.target.id}` | `{kind}` | {default} | {_sentence(described or '')} |\n"
+
+
+def _control() -> Iterator[str]:
+    told = document()
+    yield (
+        "# The control API\n\nWhat `GET /control/openapi.json` says, for people. The control token goes into "
+        "`Authorization: Bearer ...`; bodies are JSON.\n"
+    )
+    for title, one in _operations(told):
+        yield f"\n## {title}\n\n{one['summary']}\n\n"
+        yield from _operation(one)
+    yield "\n## Errors\n\n| status | |\n|---|---|\n"
+    answers = [answer for _, one in _operations(told) for answer in one["responses"].items()]
+    for status, answer in sorted({(status, a["description"]) for status, a in answers if _content(a) == _ERROR}):
+        yield f"| {status} | {answer} |\n"
+    for name, schema in told["components"]["schemas"].items():
+        yield f"\n## {name}\n\n{_sentence(schema.get('description'))}\n\n| field | type | required |\n|---|---|---|\n"
+        for field, kind in schema["properties"].items():
+            required = "yes" if field in schema.get("required", ()) else ""
+            yield f"| `{field}` | {_schema(kind).replace('|', chr(92) + '|')} | {required} |\n"
+
+
+def _operations(told: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, methods in told["paths"].items():
+        for method, one in methods.items():
+            yield f"{method.upper()} {path}", one
+
+
+def _operation(one: dict[str, Any]) -> Iterator[str]:
+    if "security" not in one:
+        yield "- wants no token\n"
+    for parameter in one.get("parameters", ()):
+        yield f"- `{parameter['name']}` (in the {parameter['in']}): {_schema(parameter['schema'])}\n"
+    if "requestBody" in one:
+        yield f"- takes {_content(one['requestBody'])}\n"
+    errors = [status for status, answer in one["responses"].items() if _content(answer) == _ERROR]
+    for status, answer in one["responses"].items():
+        if status not in errors:
+            yield f"- {status}: {_content(answer)}\n"
+    if errors:
+        yield f"- {', '.join(errors)}: {_ERROR}\n"
+
+
+def _content(holder: dict[str, Any]) -> str:
+    return ", ".join(_schema(told["schema"]) for told in holder["content"].values())
+
+
+def _schema(schema: dict[str, Any]) -> str:
+    match schema:
+        case {"$ref": ref}:
+            return f"[{ref.rsplit('/', 1)[1]}](#{ref.rsplit('/', 1)[1].lower()})"
+        case {"anyOf": kinds}:
+            return " or ".join(map(_schema, kinds))
+        case {"enum": words}:
+            return ", ".join(f"`{word}`" for word in words)
+        case {"type": "array", "items": items}:
+            return f"array of {_schema(items)}"
+        case {"type": str(kind)}:
+            return kind
+    return "anything"
 
 
 def _type(annotation: ast.expr) -> str:
