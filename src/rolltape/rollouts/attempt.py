@@ -9,6 +9,7 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rolltape.harness.launcher import Attempt, Ended, Ending, clean_env, launch, prepare, tail
 from rolltape.harness.process import Command, Exit, run_process
@@ -39,6 +40,25 @@ class Tried:
     @property
     def reward(self) -> float | None:
         return self.check.reward if self.check else None
+
+    def facts(self) -> dict[str, Any]:
+        """What a result says of it. `exclude`: it failed by no doing of the policy's, as `excluded_reason` says."""
+        ended, check = self.ended, self.check
+        unchecked = check.detail if check else ""
+        excluded = unchecked if ended.ending.has_reward else f"{ended.ending}: {ended.detail or ended.exit_code}"
+        return {
+            "reward": self.reward,
+            "ending": str(ended.ending),
+            "exit_code": ended.exit_code,
+            "harness_status": ended.status,
+            "detail": ended.detail,
+            "check_exit_code": check.exit_code if check else None,
+            "check_timed_out": check.timed_out if check else False,
+            "exclude": bool(excluded),
+            "excluded_reason": excluded or None,
+            "seconds": round(ended.seconds, 3),
+            "check_seconds": round(check.seconds, 3) if check else None,
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -313,28 +313,15 @@ def _slots(plan: Plan) -> Iterator[_Slot]:
 
 
 def _row(plan: Plan, slot: _Slot, rollout_id: str, tried: Tried, began: float) -> Row:
-    ended, check = tried.ended, tried.check
-    unchecked = check.detail if check else ""
-    excluded = unchecked if ended.ending.has_reward else f"{ended.ending}: {ended.detail or ended.exit_code}"
     return {
         "_ng_rollout_id": rollout_id,
         "task_id": slot.task.id,
         "rollout_index": slot.index,
         "harness": plan.profile.name,
-        "harness_version": ended.version or plan.profile.version,
+        "harness_version": tried.ended.version or plan.profile.version,
         "model": plan.model,
-        "reward": tried.reward,
-        "ending": str(ended.ending),
-        "exit_code": ended.exit_code,
-        "harness_status": ended.status,
-        "detail": ended.detail,
-        "check_exit_code": check.exit_code if check else None,
-        "check_timed_out": check.timed_out if check else False,
-        "exclude": bool(excluded),
-        "excluded_reason": excluded or None,
+        **tried.facts(),
         "started_at": began,
-        "seconds": round(ended.seconds, 3),
-        "check_seconds": round(check.seconds, 3) if check else None,
         "workspace": str(plan.directory.absolute() / "workspaces" / rollout_id / "workspace"),
         "response": _empty_response(plan, began),
     }

@@ -55,12 +55,17 @@ def _task(line: bytes, where: str) -> Task:
     if not is_rollout_id(task.id) or len(task.id) > LONGEST_ID:
         hint = f"letters, digits, '.', '_' and '-', a letter or digit first, at most {LONGEST_ID}"
         raise ConfigError(f"{where}: {task.id[:200]!r} can't be an id", hint=hint)
+    check_task(task, where)
+    return task
+
+
+def check_task(task: Task, where: str) -> None:
+    """Raises `ConfigError`, which says `where`, for what no workspace or command line can hold."""
     for name in task.files:
         if not _stays_inside(name):
             raise ConfigError(f"{where}: {name!r} is no path inside the workspace", hint="relative, without '..'")
     if "\0" in task.prompt:
         raise ConfigError(f"{where}: the prompt holds a NUL, which no command line can carry")
-    return task
 
 
 def _stays_inside(name: str) -> bool:
