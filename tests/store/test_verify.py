@@ -110,10 +110,10 @@ async def test_retention_removes_what_retired_rollouts_held_and_keeps_the_fence(
     await stored_chain(tmp_path)
     async with TokenCaptureStore(tmp_path) as store:
         snapshot = await store.freeze("R")
-        assert await store.sweep(0) == []
+        assert not (await store.sweep(0)).rollout_ids
         assert await store.drop("R", snapshot_id=snapshot.snapshot_id, version=snapshot.version)
-        assert await store.sweep() == []
-        assert await store.sweep(0) == ["R"]
+        assert not (await store.sweep()).rollout_ids
+        assert (await store.sweep(0)).rollout_ids == ("R",)
         assert await store.read("R") is None
         with pytest.raises(StoreError, match="retired"):
             await store.begin_call("R", "k9")

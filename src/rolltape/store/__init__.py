@@ -5,26 +5,32 @@ in the fewest words what every store does; `relay.Relay` puts a foreign sink in 
 """
 
 from rolltape.store.contract import (
+    RETENTION_SECONDS,
     CallSink,
     CaptureStore,
     LineageMatch,
     LineageStore,
     PolicyState,
+    RetainingStore,
     RolloutBook,
     RolloutState,
+    Swept,
     TokenSink,
     TokenSource,
 )
 from rolltape.store.sqlite import TokenCaptureStore
 
 __all__ = [
+    "RETENTION_SECONDS",
     "CallSink",
     "CaptureStore",
     "LineageMatch",
     "LineageStore",
     "PolicyState",
+    "RetainingStore",
     "RolloutBook",
     "RolloutState",
+    "Swept",
     "TokenCaptureStore",
     "TokenSink",
     "TokenSource",

@@ -13,6 +13,9 @@ every process.
 exact state and returns False for anything else. A dropped rollout is gone for every source; what the disk still holds
 stays readable for people (`read`) until retention removes it. *mark_incomplete* works at any time and is never lost.
 
+*sweep* (`RetainingStore`) is that retention: what was retired long enough ago is deleted, and the oldest of what nobody
+retired where it outgrows a quota. The rollout's row stays, as a fence against a writer that comes too late.
+
 *close* is idempotent and releases only what the object itself opened.
 """
 
@@ -85,6 +88,20 @@ class PolicyState:
     state: str = "serving"
 
 
+RETENTION_SECONDS = 7 * 86_400.0
+"""How long evidence stays readable after its rollout was retired, unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What retention removed, or would remove. `bytes` as stored; `more`: the limit was reached and some is left."""
+
+    rollout_ids: tuple[str, ...] = ()
+    entries: int = 0
+    bytes: int = 0
+    more: bool = False
+
+
 class CallSink(TokenSink, Protocol):
     """What the recording of a call needs: a sink, the intent before it and the word on delivery after it."""
 
@@ -121,4 +138,25 @@ class CaptureStore(CallSink, TokenSource, LineageStore, RolloutBook, Protocol):
 
     async def read(self, rollout_id: str, *, texts: bool = False) -> TokenCaptureSnapshot | None:
         """What the store holds of a rollout, without freezing it; also after retirement. None = nothing."""
+        ...
+
+
+@runtime_checkable
+class RetainingStore(Protocol):
+    """A store that keeps evidence until somebody removes it."""
+
+    async def sweep(
+        self,
+        seconds: float = RETENTION_SECONDS,
+        *,
+        quota_bytes: int | None = None,
+        limit: int | None = None,
+        dry_run: bool = False,
+    ) -> Swept:
+        """Delete what rollouts hold that were retired `seconds` ago or earlier; 0 = at once.
+
+        `quota_bytes` bounds what is kept of rollouts that were frozen so long ago and that nobody retired: a masked
+        build, a failed one. The oldest go first, and are retired by it. None = all are kept. At most `limit` rollouts
+        in one call.
+        """
         ...

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from rolltape import tokens
 from rolltape.errors import ConflictError, FrozenError, RetiredError, StoreError
 from rolltape.record import Delivery, TokenCaptureSnapshot, TokenEntry
-from rolltape.store.contract import LineageMatch, PolicyState, RolloutState
+from rolltape.store.contract import RETENTION_SECONDS, LineageMatch, PolicyState, RolloutState, Swept
 from rolltape.tokens import IntArray
 
 _FILLED = ("step_index", "parent_call_id", "common_prefix_len", "prompt_digest", "delivery", "output_items")
@@ -34,6 +34,7 @@ class _Rollout:
     version: int = 1
     frozen: bool = False
     retired_at: float | None = None
+    swept: bool = False
 
     def changed(self) -> None:
         self.version += 1
@@ -122,7 +123,35 @@ class MemoryStore:
 
     async def read(self, rollout_id: str, *, texts: bool = False) -> TokenCaptureSnapshot | None:
         rollout = self._rollouts.get(rollout_id)
-        return None if rollout is None else self._snapshot(rollout_id, rollout, texts=texts)
+        return None if rollout is None or rollout.swept else self._snapshot(rollout_id, rollout, texts=texts)
+
+    async def sweep(
+        self,
+        seconds: float = RETENTION_SECONDS,
+        *,
+        quota_bytes: int | None = None,
+        limit: int | None = None,
+        dry_run: bool = False,
+    ) -> Swept:
+        """What was retired so long ago; memory has no quota."""
+        until = time.time() - seconds if seconds > 0 else inf
+        due = {
+            rollout_id: rollout
+            for rollout_id, rollout in self._rollouts.items()
+            if not rollout.swept and rollout.retired_at is not None and rollout.retired_at <= until
+        }
+        going = dict(list(due.items())[:limit])
+        told = Swept(
+            tuple(going),
+            entries=sum(len(rollout.entries) for rollout in going.values()),
+            bytes=sum(_size(entry) for rollout in going.values() for entry in rollout.entries.values()),
+            more=len(due) > len(going),
+        )
+        for rollout in () if dry_run else going.values():
+            rollout.swept = True
+            for held in (rollout.entries, rollout.payloads, rollout.sequences, rollout.intents):
+                held.clear()
+        return told
 
     async def record(self, rollout_id: str, model_call_id: str, cumulative_token_ids: IntArray) -> None:
         rollout = self._writable(rollout_id)
@@ -180,6 +209,10 @@ class MemoryStore:
             incomplete_reasons=(*rollout.reasons, *dangling),
             outcome=rollout.told(),
         )
+
+
+def _size(entry: TokenEntry) -> int:
+    return entry.sequence.nbytes + entry.generation_log_probs.nbytes
 
 
 def _snapshot_id(rollout_id: str, rollout: _Rollout) -> str:

@@ -83,7 +83,11 @@ CREATE TABLE policy (
 );
 """
 
-MIGRATIONS = (_FIRST,)
+_RETENTION = """
+CREATE INDEX rollouts_retired ON rollouts (retired_at) WHERE swept_at IS NULL AND retired_at IS NOT NULL;
+"""
+
+MIGRATIONS = (_FIRST, _RETENTION)
 """Element n turns a database of version n into one of version n + 1."""
 
 
@@ -121,4 +125,7 @@ def _version(session: Session) -> int:
         session.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
         session.execute("CREATE TABLE schema_version (version integer NOT NULL)")
         session.execute("INSERT INTO schema_version VALUES (0)")
-    return int(session.execute("SELECT version FROM schema_version").fetchone()[0])
+    versions = session.execute("SELECT version FROM schema_version").fetchall()
+    if len(versions) != 1:
+        raise StoreError(f"the schema {SCHEMA} of this database is half made: it has {len(versions)} versions")
+    return int(versions[0][0])

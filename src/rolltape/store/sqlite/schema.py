@@ -2,7 +2,8 @@
 
 One SQLite file a directory, in WAL mode with `synchronous=FULL`: a commit is one sync of the log, and readers of any
 process never wait for it. Checkpoints are left to the writer (`writer`), so that no commit pays for one. Pages have
-4 KiB, the block of most disks: smaller ones waste less in the file but write more of the log a commit.
+4 KiB, the block of most disks: smaller ones waste less in the file but write more of the log a commit. What is deleted
+is overwritten with zeros, and free pages can be given back to the disk a few at a time.
 
 A change of the tables is a new element of `MIGRATIONS`, never an edit of an old one.
 """
@@ -90,7 +91,11 @@ CREATE TABLE policy (
 );
 """
 
-MIGRATIONS = (_FIRST,)
+_RETENTION = """
+CREATE INDEX rollouts_retired ON rollouts (retired_at) WHERE swept_at IS NULL AND retired_at IS NOT NULL;
+"""
+
+MIGRATIONS = (_FIRST, _RETENTION)
 """Element n turns a file of version n into one of version n + 1."""
 
 
@@ -136,6 +141,8 @@ def connect(file: Path, *, read_only: bool = False) -> Connection:
         factory=Connection,
     )
     if not read_only:
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # counts for a new file only, before anything is in it
+        connection.execute("PRAGMA secure_delete=ON")
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA wal_autocheckpoint=0")
@@ -158,11 +165,12 @@ def _migrate(connection: sqlite3.Connection, file: Path) -> None:
     version = check_version(connection, file)
     if version == len(MIGRATIONS):
         return
-    steps = "".join(MIGRATIONS[version:])
-    connection.executescript(
-        f"BEGIN IMMEDIATE; {steps} PRAGMA application_id={APPLICATION_ID};"
-        f" PRAGMA user_version={len(MIGRATIONS)}; COMMIT;"
-    )
+    if not version and connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
+        raise StoreError(f"{file} holds tables of another program", hint="give Rolltape a directory of its own")
+    for number, step in enumerate(MIGRATIONS[version:], version + 1):
+        connection.executescript(
+            f"BEGIN IMMEDIATE; {step} PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={number}; COMMIT;"
+        )
 
 
 def _make_folder(folder: Path) -> None:

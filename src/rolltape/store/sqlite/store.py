@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rolltape.errors import StoreError
+from rolltape.store.contract import Swept
 from rolltape.store.sqlite import schema
 from rolltape.store.sqlite.writer import Writer
+from rolltape.store.tables import retention
 from rolltape.store.tables.connection import DAMAGED, Connection
 from rolltape.store.tables.grouping import Operation
 from rolltape.store.tables.store import TableStore
@@ -46,6 +48,11 @@ class TokenCaptureStore(TableStore):
         for connection in self._idle:
             connection.close()
         self._writer.close()
+
+    def _swept(self, db: Connection, rule: retention.Rule) -> Swept:
+        swept = super()._swept(db, rule)
+        self._writer.swept = True
+        return swept
 
     async def _write(self, key: str, operation: Operation, amends: Operation | None = None) -> Any:
         return await self._writer.waiting.submit(operation, amends=amends)

@@ -24,6 +24,7 @@ _PAGES_A_JOB = 4
 """About how many pages a job rewrites, apart from those it adds."""
 _IDLE_CHECKPOINT = 1_000
 _FORCED_CHECKPOINT = 16_000
+_PAGES_GIVEN_BACK = 4_096
 """In pages of the log: from 4 MB it is folded into the file when nothing waits, from 64 MB at once."""
 
 
@@ -52,6 +53,8 @@ class Writer:
         self.batches = 0
         """How many transactions were committed: never more than one sync each."""
         self.jobs = 0
+        self.swept = False
+        """Pages are free, and the log holds them as they were before. Set by the writer's own operations."""
         self._thread = threading.Thread(target=self._run, name="rolltape-writer", daemon=True)
         self._thread.start()
 
@@ -153,11 +156,23 @@ class Writer:
         try:
             pages = self._pages()
             log = pages - self._checkpointed_pages + _PAGES_A_JOB * (self.jobs - self._checkpointed_jobs)
+            if self.swept and (close or self.waiting.empty):
+                self.swept = not self._gave_back()
             if close or log > (_IDLE_CHECKPOINT if self.waiting.empty else _FORCED_CHECKPOINT):
                 self._db.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if close else 'PASSIVE'})").fetchall()
                 self._checkpointed_pages, self._checkpointed_jobs = pages, self.jobs
         except sqlite3.Error:
             return
+
+    def _gave_back(self) -> bool:
+        """Return free pages to the disk and empty the log; False while somebody needs it. Waits for nobody."""
+        self._db.execute("PRAGMA busy_timeout=0")
+        try:
+            self._db.executescript(f"PRAGMA incremental_vacuum({_PAGES_GIVEN_BACK})")
+            busy, *_ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            self._db.execute(f"PRAGMA busy_timeout={int(schema.BUSY_SECONDS * 1000)}")
+        return not busy
 
     def _pages(self) -> int:
         return int(self._db.execute("PRAGMA page_count").fetchone()[0])

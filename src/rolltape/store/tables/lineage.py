@@ -11,6 +11,7 @@ Only the writer's thread uses it. What is in here can always be had from the fil
 import hashlib
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Optional
 
@@ -203,6 +204,14 @@ class Lineages:
         self._kept.clear()
         self._total = 0
         self._lent = None
+
+    def discard(self, rollouts: Iterable[int]) -> None:
+        """Drop what nobody will continue."""
+        self._count_growth()
+        self._lent = None
+        for rollout in rollouts:
+            if (dropped := self._kept.pop(rollout, None)) is not None:
+                self._total -= dropped.counted
 
     def _count_growth(self) -> None:
         if self._lent is not None:

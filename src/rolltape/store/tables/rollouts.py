@@ -182,21 +182,6 @@ def drop(db: Connection, rollout_id: str, snapshot_id: str, version: int) -> boo
     return True
 
 
-def sweep(db: Connection, older_than_seconds: float) -> list[str]:
-    """Delete what retired rollouts hold, their fences apart. Returns their ids."""
-    now = time.time()
-    rows = db.execute(
-        f"SELECT id, rollout_id FROM rollouts WHERE swept_at IS NULL AND retired_at <= ?{db.row_lock}",  # noqa: S608
-        (now - older_than_seconds,),
-    ).fetchall()
-    for rollout, _ in rows:
-        db.execute("DELETE FROM texts WHERE seq IN (SELECT seq FROM entries WHERE rollout = ?)", (rollout,))
-        for table in ("entries", "intents", "marks"):
-            db.execute(f"DELETE FROM {table} WHERE rollout = ?", (rollout,))  # noqa: S608
-        db.execute("UPDATE rollouts SET swept_at = ? WHERE id = ?", (now, rollout))
-    return [rollout_id for _, rollout_id in rows]
-
-
 def set_outcome(db: Connection, rollout_id: str, outcome: Mapping[str, Any]) -> None:
     rollout = ensure(db, rollout_id)
     db.execute(

@@ -15,8 +15,8 @@ from typing import Any, Self, TypeVar
 
 from rolltape.errors import StoreError
 from rolltape.record import Delivery, TokenCaptureSnapshot, TokenEntry
-from rolltape.store.contract import LineageMatch, PolicyState, RolloutState
-from rolltape.store.tables import entries, rollouts
+from rolltape.store.contract import RETENTION_SECONDS, LineageMatch, PolicyState, RolloutState, Swept
+from rolltape.store.tables import entries, retention, rollouts
 from rolltape.store.tables.codec import Packer
 from rolltape.store.tables.connection import Connection
 from rolltape.store.tables.grouping import Operation
@@ -24,7 +24,6 @@ from rolltape.tokens import IntArray, token_ids
 
 T = TypeVar("T")
 
-RETENTION_SECONDS = 7 * 86_400.0
 _POLL_SECONDS = 0.02
 
 
@@ -176,9 +175,25 @@ class TableStore(ABC):
         """Tell every process which policy the engines serve."""
         await self._write("", partial(rollouts.set_policy, policy=policy))
 
-    async def sweep(self, older_than_seconds: float = RETENTION_SECONDS) -> list[str]:
-        """Delete what rollouts hold that were retired so long ago; returns their ids. Their fences stay."""
-        swept: list[str] = await self._write("", partial(rollouts.sweep, older_than_seconds=older_than_seconds))
+    async def sweep(
+        self,
+        seconds: float = RETENTION_SECONDS,
+        *,
+        quota_bytes: int | None = None,
+        limit: int | None = None,
+        dry_run: bool = False,
+    ) -> Swept:
+        """Delete what retention says has to go: see `store.RetainingStore`. Looks first, and writes only if it must."""
+        rule = retention.Rule(seconds, quota_bytes, limit)
+        found = await self._read(partial(retention.due, rule=rule))
+        if dry_run or not found.rollout_ids:
+            return found
+        swept: Swept = await self._write("", partial(self._swept, rule=rule))
+        return swept
+
+    def _swept(self, db: Connection, rule: retention.Rule) -> Swept:
+        swept, numbers = retention.sweep(db, rule)
+        self._shelf.lineages.discard(numbers)
         return swept
 
     async def _snapshot(self, rollout_id: str, *, requests: bool = False) -> TokenCaptureSnapshot | None:
