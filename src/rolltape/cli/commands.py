@@ -65,6 +65,19 @@ COMMANDS = {
         "is, the call starts a tree of its own, and the deepest common point is shown as the prefix break.",
         ("rolltape tree write-hello-0", "rolltape tree write-h --json"),
     ),
+    "explain": Command(
+        "rolltape.cli.explain:explain",
+        "Say where and why prompts left the tokens before them.\n\n"
+        "For each prefix break: the first token that differs, on both sides, the message and field it lies in, the "
+        "cause, what to do about it, and how many sampled tokens it took out of the history. A branch is the same in "
+        "text that nobody sampled. --all sums up a store by cause. The texts of tokens are known by themselves for the "
+        "engines that Rolltape brings; for others name the model's tokenizer.",
+        (
+            "rolltape explain write-hello-0",
+            "rolltape explain write-h --tokenizer models/qwen3 --json",
+            "rolltape explain --all",
+        ),
+    ),
     "rebuild": Command(
         "rolltape.cli.rebuild:rebuild",
         "Turn a captured rollout into training rows.\n\n"
@@ -81,6 +94,14 @@ COMMANDS = {
         "Masked rollouts, and those whose harness crashed or could not start, are left out and counted. The file "
         "appears whole or not at all. Nothing is frozen or retired.",
         ("rolltape export --out rows.jsonl", "rolltape export --rollout write-hello-0 --delivery calls --out -"),
+    ),
+    "gc": Command(
+        "rolltape.cli.gc:gc",
+        "Remove what retention lets go of.\n\n"
+        "A rollout that its consumer accepted stays readable for --days; a running gateway removes it then by itself, "
+        "and this does the same for a directory without one. What is removed is overwritten. The id of a rollout stays "
+        "taken, so that nothing late is stored under it.",
+        ("rolltape gc --dry-run", "rolltape gc --days 0 --json"),
     ),
     "verify": Command(
         "rolltape.cli.verify:verify",

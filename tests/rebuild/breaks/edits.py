@@ -9,6 +9,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import cycle
 from typing import Any
 
@@ -395,8 +396,13 @@ EDITS: dict[Cause, tuple[Edit, ...]] = {
 }
 
 
-def cases(cause: Cause, count: int = 20, seed: int = 0) -> Iterator[tuple[str, Case]]:
+@cache
+def cases(cause: Cause, count: int = 20, seed: int = 0) -> tuple[tuple[str, Case], ...]:
     """`count` cases of `cause`, over all harnesses and edits in turn, each with a name to find it by."""
+    return tuple(_cases(cause, count, seed))
+
+
+def _cases(cause: Cause, count: int, seed: int) -> Iterator[tuple[str, Case]]:
     rng = random.Random(f"{cause}{seed}")
     turns, made, tried = cycle((h, e) for e in EDITS[cause] for h in kit.PROTOCOLS), 0, 0
     while made < count:

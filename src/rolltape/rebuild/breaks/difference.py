@@ -63,9 +63,10 @@ class Difference:
 
     @property
     def in_head(self) -> bool:
-        """Whether it is one of the system messages that a history begins with."""
-        turns = self.ours if self.at < len(self.ours) else self.theirs
-        return all(turns[index].role in HEAD for index in range(self.at + 1))
+        """Whether it is one of the system messages that either history begins with."""
+        sides = [turns for turns in (self.ours, self.theirs) if self.at < len(turns)]
+        before = all(sides[0][index].role in HEAD for index in range(self.at))
+        return before and any(turns[self.at].role in HEAD for turns in sides)
 
 
 def _alike(was: str, now: str) -> bool:

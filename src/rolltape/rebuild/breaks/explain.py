@@ -11,7 +11,7 @@ Only the two calls of a departure are read, and each is read once. What the firs
 `unknown`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from rolltape.rebuild.breaks import rendered, sent, wording
@@ -35,7 +35,9 @@ class Explanation:
 
     `was` and `now` are the tokens at `first_divergence`, None where a side ends. `message` is the index in the call's
     request, `field` a path in it; None where nobody can tell. `evidence` is one sentence. `tokens_lost` were sampled in
-    the history that was left, from the break on, and are out of this call's history; each is counted once.
+    the history that was left, before this call and from the break on; each is counted for the first break only.
+
+    The tree names the longer of two prompts; here `call` is the later of the two, where their order is known.
     """
 
     call: str
@@ -83,6 +85,23 @@ def _order(entry: TokenEntry) -> tuple[float, float, str]:
     return step, entry.started_at or entry.created_at, entry.model_call_id
 
 
+def _later_first(found: PrefixBreak, calls: Mapping[str, TokenEntry]) -> tuple[str, str | None]:
+    """The call that left and the one it left: the later one leaves, unless the break lies in what it sampled."""
+    if found.nearest is None:
+        return found.call, None
+    call, nearest = calls[found.call], calls[found.nearest]
+    if found.first_divergence < len(nearest.prompt_token_ids) and _before(call, nearest):
+        return found.nearest, found.call
+    return found.call, found.nearest
+
+
+def _before(one: TokenEntry, other: TokenEntry) -> bool:
+    """Whether `one` is known to have come first."""
+    if one.step_index is not None and other.step_index is not None:
+        return one.step_index < other.step_index
+    return 0 < one.created_at < (other.started_at or other.created_at)
+
+
 class _Reader:
     """Reads the texts of a tree's calls, each at most once."""
 
@@ -93,18 +112,19 @@ class _Reader:
 
     def explain(self, found: PrefixBreak, broken: bool) -> Explanation:
         at, calls = found.first_divergence, self._tree.entries
-        told = Explanation(found.call, found.nearest, at, broken, Cause.UNKNOWN, "")
-        if found.nearest is None:
-            now = Hunk(calls[found.call], calls[found.call], at, self._text).now()
+        call, nearest = _later_first(found, calls)
+        told = Explanation(call, nearest, at, broken, Cause.UNKNOWN, "")
+        if nearest is None:
+            now = Hunk(calls[call], calls[call], at, self._text).now()
             return replace(told, now=now, evidence="no call before it begins with the same token")
-        hunk = Hunk(calls[found.nearest], calls[found.call], at, self._text)
+        hunk = Hunk(calls[nearest], calls[call], at, self._text)
         told = replace(told, was=hunk.was(), now=hunk.now())
-        ours, theirs = self._talk(found.nearest), self._talk(found.call)
+        ours, theirs = self._talk(nearest), self._talk(call)
         if ours is None or theirs is None:
             cause = _by_kind(hunk)
             evidence = "the kinds of the two calls" if cause else "no texts were kept of both calls"
             return replace(told, cause=cause or Cause.UNKNOWN, evidence=evidence)
-        return _judge(told, hunk, ours, theirs, self._place(found.nearest, hunk, ours.turns), self._summaries())
+        return _judge(told, hunk, ours, theirs, self._place(nearest, hunk, ours.turns), self._summaries())
 
     def _place(self, nearest: str, hunk: Hunk, turns: Turns) -> Place:
         place = by_calls(self._tree, nearest, hunk.at, turns, self._sent)
@@ -200,11 +220,11 @@ def _rendered(told: Explanation, hunk: Hunk, place: Place, turns: Turns) -> Expl
     for cause, rule in rendered.RULES:
         evidence = rule(hunk, place, turns)
         if evidence is not None:
-            told = replace(told, cause=cause, evidence=evidence)
-            return _at_place(told, place, turns)
-    return _at_place(
-        replace(told, evidence="the messages are alike, and so are their texts as far as is known"), place, turns
-    )
+            return _at_place(
+                replace(told, cause=cause, evidence=evidence), rendered.narrowed(cause, place, turns), turns
+            )
+    alike = "the messages are alike, and so are their texts as far as is known"
+    return _at_place(replace(told, evidence=alike), place, turns)
 
 
 def _at_place(told: Explanation, place: Place, turns: Turns) -> Explanation:
@@ -218,15 +238,25 @@ def _counted(tree: CallTree, told: Explanation, counted: dict[str, int]) -> Expl
     """With the sampled tokens that lie behind the break and were not counted for another one before."""
     if told.nearest is None or told.cause is Cause.OTHER_CONVERSATION:
         return told
-    lost, at = 0, told.first_divergence
-    for call in tree.upwards(told.nearest):
-        begin, end = len(tree.entries[call].prompt_token_ids), tree.entries[call].length
-        start = max(begin, at)
-        if start >= end:
-            break
-        stop = counted.get(call, end)
-        if stop <= start:
-            break
-        lost += stop - start
-        counted[call] = start
+    lost = 0
+    for call in _left(tree, told):
+        entry = tree.entries[call]
+        start = max(len(entry.prompt_token_ids), told.first_divergence)
+        stop = counted.get(call, entry.length)
+        lost += max(0, stop - start)
+        counted[call] = min(start, stop)
     return replace(told, tokens_lost=lost)
+
+
+def _left(tree: CallTree, told: Explanation) -> Iterator[str]:
+    """The calls of the history that was left which sampled something behind the break, and came before the call."""
+    assert told.nearest is not None
+    at, leaver = told.first_divergence, tree.entries[told.call]
+    beyond = [call for call in tree.upwards(told.nearest) if tree.entries[call].length > at]
+    yield from beyond
+    ahead = [*tree.children.get(told.nearest, ())]
+    while ahead:
+        call = ahead.pop()
+        if call != told.call and _before(tree.entries[call], leaver) and len(tree.entries[call].prompt_token_ids) > at:
+            yield call
+            ahead.extend(tree.children.get(call, ()))

@@ -4,6 +4,7 @@ Most of them need the texts of tokens. What ids alone can tell is that a run was
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from rolltape.rebuild.breaks.cause import Cause
@@ -70,6 +71,18 @@ RULES: Sequence[tuple[Cause, Rule]] = (
     (Cause.TOOL_ARGUMENTS_RESERIALISED, arguments),
     (Cause.WHITESPACE, whitespace),
 )
+
+
+def narrowed(cause: Cause, place: Place, turns: Turns) -> Place:
+    """`place` at the message that has what the cause is about, if one has."""
+    match cause:
+        case Cause.IMAGE:
+            found = [at for at in _span(place, turns) if any(is_media(path) for path, _ in turns.fields(at))]
+        case Cause.REASONING_STRIPPED:
+            found = [at for at in _span(place, turns) if turns[at].reasoning]
+        case _:
+            return place
+    return replace(place, first=found[0], last=found[0], field=None) if found else place
 
 
 def goes_on_alike(hunk: Hunk, further: int) -> bool:

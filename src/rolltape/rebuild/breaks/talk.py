@@ -82,7 +82,7 @@ class Talk:
 
 def talk(entry: TokenEntry, *, reply: bool) -> Talk | None:
     """What `entry` recorded of its texts, with its reply at the end if wanted; None where there is none to read."""
-    if entry.request_text is None:
+    if not isinstance(entry.request_text, bytes):
         return None
     try:
         request = msgspec.json.decode(entry.request_text, type=_Request)
