@@ -186,6 +186,12 @@ class TokenEntry:
         return not any(Fault.of(fault).damages_ids for fault in self.faults)
 
     @property
+    def damaged(self) -> bool:
+        """True when ids that might have been trained are in doubt: nothing can say what is missing. Of another engine's
+        answer nothing is."""
+        return not self.ids_exact and self.other_engine is None
+
+    @property
     def trainable(self) -> NDArray[np.bool_]:
         """(G,) which sampled tokens have a log-prob that a loss may use (kinds and policies apart)."""
         wanted = len(self.generation_token_ids)

@@ -155,7 +155,7 @@ def _lost(snapshot: TokenCaptureSnapshot, tree: CallTree) -> Iterator[str]:
     if snapshot.incomplete:
         yield from (f"incomplete: {reason}" for reason in snapshot.incomplete_reasons or ("the source says so",))
     for call, entry in tree.entries.items():
-        if entry.outcome is Outcome.COMPLETED and not entry.ids_exact and entry.other_engine is None:
+        if entry.outcome is Outcome.COMPLETED and entry.damaged:
             yield f"damaged_entry: {call}: {entry.faults[0]}"
 
 
