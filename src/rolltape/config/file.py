@@ -29,18 +29,14 @@ _NAMED = re.compile(r"\$\{\s*(?:oc\.select:\s*)?(\w+)")
 def read_config(path: Path | None, **flags: Any) -> ServeConfig:
     """The file's values with the given flags on top (None = flag not given). `engine_*` flags go to `engine`."""
     values = _unnested(_read(path)) if path else {}
+    given = {name: value for name, value in flags.items() if value is not None}
+    values |= {name: value for name, value in given.items() if not name.startswith("engine_")}
     engines = dict(_mapping(values, "engines", "for example engines: {helper: {kind: vllm, url: ...}}"))
     if POLICY in engines and values.get("engine"):
         raise ConfigError(f"the policy's engine is given twice: as engine and as engines.{POLICY}")
     values["engine"] = engines.pop(POLICY, None) or values.get("engine")
     engine = dict(_mapping(values, "engine", "for example engine: {kind: scripted}"))
-    for name, value in flags.items():
-        if value is None:
-            continue
-        if name.startswith("engine_"):
-            engine[name.removeprefix("engine_")] = value
-        else:
-            values[name] = value
+    engine |= {name.removeprefix("engine_"): value for name, value in given.items() if name.startswith("engine_")}
     if flags.get("dir") is None and (directory := _store_directory(values)):
         values["dir"] = directory
     return _checked(_convert({**values, "engine": engine, "engines": engines}))

@@ -90,7 +90,7 @@ class MemoryStore:
         rollout.sequences[call_id] = entry.sequence
         rollout.next_step = max(rollout.next_step, (filled.step_index or 0) + 1)
         rollout.changed()
-        if not entry.ids_exact:
+        if entry.damaged:
             rollout.mark(call_id, f"its ids are in doubt: {'; '.join(entry.faults)}")
 
     async def mark_incomplete(self, rollout_id: str, model_call_id: str = "") -> None:

@@ -200,7 +200,7 @@ def _insert(
             rollout.id,
         ),
     )
-    if not entry.ids_exact:
+    if entry.damaged:
         rollouts.mark(db, rollout.id, row.call_id, f"its ids are in doubt: {'; '.join(entry.faults)}")
     lineage.add(row.seq, entry.prompt_token_ids, entry.generation_token_ids, found)
     if shelf.texts and entry.request_text is not None:

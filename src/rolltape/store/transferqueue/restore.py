@@ -30,7 +30,7 @@ def common_partition(namespace: str) -> str:
 
 def put_key(entry: TokenEntry, *, step: int | None) -> str:
     """The event of this entry. `step`: where its producer says that it stands."""
-    doubt = "" if entry.ids_exact else f"its ids are in doubt: {'; '.join(entry.faults)}"
+    doubt = "" if not entry.damaged else f"its ids are in doubt: {'; '.join(entry.faults)}"
     digest = payload.digest_of(entry)
     return key("put", entry.model_call_id, digest, len(entry.generation_token_ids), step, doubt)
 
