@@ -4,6 +4,7 @@
 RolltapeError
 ├── ConfigError            the operator, at start-up: a bad option, file or combination
 ├── RequestError           the caller of a model endpoint or of the control API, in its own dialect
+│   ├── RateLimited            too many calls for now; nothing was sampled, and asking again later is right
 │   ├── EngineRefused          the engine would not take this request (context overflow, bad tools...)
 │   ├── EngineUnavailable      nothing answers at the engine's address; nothing was generated
 │   └── EngineBroken           the engine answered garbage or died; tokens may have been generated
@@ -51,6 +52,15 @@ class RequestError(RolltapeError):
         self.status = status
         self.code = code
         self.param = param
+
+
+class RateLimited(RequestError):
+    """More calls than a bound allows. `bound` names it; `retry_after`: seconds until asking again may help."""
+
+    def __init__(self, message: str, *, bound: str, retry_after: float) -> None:
+        super().__init__(429, "rate_limited", message)
+        self.bound = bound
+        self.retry_after = retry_after
 
 
 class EngineRefused(RequestError):

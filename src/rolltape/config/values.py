@@ -42,6 +42,22 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long a finished reply waits for its durable entry before it is released and the rollout marked."""
     settle_seconds: Annotated[float, msgspec.Meta(ge=0)] = 5.0
     """How long a freeze waits for calls in flight."""
+    call_seconds: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
+    """How long one call may be sampled for; what came by then is kept as evidence."""
+    calls_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Of all rollouts together, in each gateway process; over it a call is told to come again. None: unbounded."""
+    calls_at_once: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Of all rollouts together, in each gateway process."""
+    rollout_calls_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Of each rollout whose budget does not say otherwise (`calls_per_minute`)."""
+    rollout_calls_at_once: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Of each rollout whose budget does not say otherwise (`calls_at_once`)."""
+    max_header_bytes: Annotated[int, msgspec.Meta(gt=0)] = 64 * 2**10
+    """Largest head of a request: its line and headers."""
+    header_seconds: Annotated[float, msgspec.Meta(gt=0)] = 30.0
+    """How long the head of a request may take to arrive."""
+    stalled_seconds: Annotated[float, msgspec.Meta(gt=0)] = 120.0
+    """How long a client may take nothing of what waits for it before its connection is cut."""
 
 
 class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import msgspec
 
 from rolltape.errors import RequestError, StoreError
+from rolltape.gateway.limits import Rates
 from rolltape.store import PolicyState, RolloutBook
 
 log = logging.getLogger("rolltape.gateway")
@@ -23,12 +24,22 @@ _REMEMBERED = 10_000  # rollouts; a forgotten one is read again from the store
 _PAUSE_POLL_SECONDS = 0.1
 
 
-class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Bounds of one rollout; None = unbounded. `tokens` are sampled ones, `seconds` count from the first call."""
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Rate = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
-    calls: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Bounds of one rollout; null = unbounded. `tokens` are sampled ones, `seconds` count from the first call.
+
+    A rollout that has spent `calls`, `tokens` or `seconds` is stopped. Over `calls_per_minute` or `calls_at_once` a
+    call is told to come again; null = what the gateway's own limits say.
+    """
+
+    calls: _Count | None = None
+    tokens: _Count | None = None
     seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    calls_per_minute: _Rate | None = None
+    calls_at_once: _Rate | None = None
 
 
 @dataclass(slots=True)
@@ -67,6 +78,17 @@ class Admission:
         except StoreError as error:
             log.warning("the policy cannot be read: %s", error)
         return self._policy
+
+    async def rates(self, rollout_id: str | None, usual: Rates) -> Rates:
+        """The rates in a rollout's budget, each the usual one where it has none or the store cannot tell."""
+        if rollout_id is None:
+            return usual
+        try:
+            budget = (self._uses.get(rollout_id) or await self._load(rollout_id)).budget
+        except StoreError as error:
+            log.warning("the rates of %s cannot be read: %s", rollout_id, error)
+            return usual
+        return Rates(budget.calls_per_minute or usual.per_minute, budget.calls_at_once or usual.at_once)
 
     async def announced(self, rollout_id: str) -> Mapping[str, Any]:
         """The labels that a rollout was announced with; none where the store cannot tell."""

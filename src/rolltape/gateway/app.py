@@ -70,7 +70,8 @@ class Gateway:
             if route is not None and exchange.method == "POST":
                 headers = with_query_key(exchange.headers, exchange.query)
                 address = resolve(where, headers, self.keys, auth=self.config.auth_mode, untagged=self.config.untagged)
-                await (self.calls.count if route.counts else self.calls.serve)(exchange, protocol, address)
+                async with self.calls.passing(protocol, address):
+                    await (self.calls.count if route.counts else self.calls.serve)(exchange, protocol, address)
             else:
                 await self._probe(exchange, where.path)
         except RequestError as error:

@@ -11,9 +11,11 @@ cancelled. A client that leaves ends the generation, so a retry never runs besid
 
 import asyncio
 import logging
+import math
 import time
 import uuid
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -21,11 +23,12 @@ from rolltape.capture import CallIdentity, ModelCall, request_digest
 from rolltape.chat import ChatRequest, pin_sampling
 from rolltape.config import ServeConfig
 from rolltape.engines import Engine
-from rolltape.errors import EngineBroken, EngineRefused, RequestError
+from rolltape.errors import EngineBroken, EngineRefused, RateLimited, RequestError
 from rolltape.gateway.address import Address
 from rolltape.gateway.admission import Admission
 from rolltape.gateway.exchange import ClientGone, Exchange
 from rolltape.gateway.fleet import Chosen, Fleet
+from rolltape.gateway.limits import Limiter, Rates
 from rolltape.gateway.metrics import Metrics
 from rolltape.gateway.reply import ReplyChannel, StreamedReply, WholeReply
 from rolltape.gateway.tape import CaptureFailed, Marks, NoTape, Recording, RolloutClosed, Tape
@@ -71,11 +74,30 @@ class CallServer:
     ) -> None:
         self.config, self.store, self.metrics = config, store, metrics
         self._fleet, self._classify = fleet, classify
+        limits = config.limits
+        self._usual = Rates(limits.rollout_calls_per_minute, limits.rollout_calls_at_once)
+        self._limiter = Limiter(Rates(limits.calls_per_minute, limits.calls_at_once), time.monotonic())
         self.admission = Admission(store)
         self.marks = Marks(store)
         self.ids_arrive = True
         """False while the policy's last completed call came without exact ids: what captures nothing must not look
         well."""
+
+    @asynccontextmanager
+    async def passing(self, protocol: WireProtocol, address: Address) -> AsyncIterator[None]:
+        """Within the rates of its rollout and of the gateway, while the body runs. Raises `RateLimited`.
+
+        A call that is refused here leaves no entry: a bound that costs a sync each time would bound nothing.
+        """
+        rates = await self.admission.rates(address.rollout_id, self._usual)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._limiter.passing(address.rollout_id, rates, time.monotonic()))
+            except RateLimited as error:
+                self.metrics.limited(error.bound)
+                self.metrics.call_ended(protocol.name, Outcome.REFUSED, captured=address.captured)
+                raise
+            yield
 
     async def serve(self, exchange: Exchange, protocol: WireProtocol, address: Address) -> None:
         """Serve one call whose address stands. Every error becomes a reply in the caller's dialect."""
@@ -137,7 +159,7 @@ class CallServer:
             try:
                 async with call.exchange.until_gone():
                     await self._admit(call)
-                    await self._sample(call, channel)
+                    await self._sample_in_time(call, channel)
                 entry = await self._ended(call, Outcome.COMPLETED, "")
                 await self._record(call, entry)
             except ClientGone:
@@ -209,6 +231,16 @@ class CallServer:
             kind_evidence=evidence,
             keep_texts=self.config.texts and call.address.captured,
         )
+
+    async def _sample_in_time(self, call: _Call, channel: ReplyChannel) -> None:
+        seconds = self.config.limits.call_seconds
+        try:
+            async with asyncio.timeout(seconds) as scope:
+                await self._sample(call, channel)
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            raise RequestError(504, "call_timeout", f"the call was not sampled within {seconds:g} seconds") from error
 
     async def _sample(self, call: _Call, channel: ReplyChannel) -> None:
         """Run the engine to its own end, passing events on. Whatever an engine throws becomes a `RequestError`."""
@@ -296,7 +328,8 @@ def internal_error(error: Exception) -> RequestError:
 async def refuse(exchange: Exchange, protocol: WireProtocol, error: RequestError) -> None:
     """A whole error reply in the dialect of `protocol`."""
     encoded = protocol.encode_error(error)
-    await exchange.respond(encoded.status, encoded.headers, encoded.body)
+    later = {"retry-after": str(math.ceil(error.retry_after))} if isinstance(error, RateLimited) else {}
+    await exchange.respond(encoded.status, {**encoded.headers, **later}, encoded.body)
 
 
 async def fail(exchange: Exchange, protocol: WireProtocol, streamed: StreamedReply | None, error: RequestError) -> None:

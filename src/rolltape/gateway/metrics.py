@@ -23,6 +23,10 @@ class Metrics:
         self._marked = Counter(
             "rolltape_marked_entries", "Entries recorded with a named fault", ["fault"], registry=self.registry
         )
+        self._limited = Counter(
+            "rolltape_limited_calls", "Calls told to come again, by the bound they reached",
+            ["bound"], registry=self.registry,
+        )  # fmt: skip
         self._tokens = Counter("rolltape_sampled_tokens", "Tokens sampled in captured calls", registry=self.registry)
         self._seconds = Histogram("rolltape_call_seconds", "Duration of a call", ["protocol"], registry=self.registry)
         self._in_flight = Gauge("rolltape_calls_in_flight", "Calls being served", registry=self.registry)
@@ -39,6 +43,9 @@ class Metrics:
         self._tokens.inc(len(entry.generation_token_ids))
         for fault in entry.faults:
             self._marked.labels(fault.partition(":")[0]).inc()
+
+    def limited(self, bound: str) -> None:
+        self._limited.labels(bound).inc()
 
     def capture_fault(self, step: str) -> None:
         self._faults.labels(step).inc()

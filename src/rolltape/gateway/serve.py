@@ -21,6 +21,7 @@ from rolltape.config import EngineConfig, ServeConfig
 from rolltape.engines import Engine
 from rolltape.errors import ConfigError
 from rolltape.gateway.app import Gateway
+from rolltape.gateway.connection import bounded
 from rolltape.gateway.destination import open_store
 from rolltape.gateway.retention import sweeping
 from rolltape.harness.kinds import classifier
@@ -100,6 +101,7 @@ async def _serving(gateway: Gateway, listener: socket.socket) -> AsyncIterator[N
     server = _Server(
         uvicorn.Config(
             gateway,
+            http=bounded(gateway.config.limits),
             log_config=None,
             access_log=False,
             lifespan="off",

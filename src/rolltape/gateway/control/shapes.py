@@ -135,6 +135,7 @@ class Rows(msgspec.Struct, frozen=True):
     unresolved: list[list[str]]
     ledger: list[dict[str, Any]]
     tree: list[dict[str, Any]]
+    certificate: dict[str, Any] = {}
 
 
 class Retire(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

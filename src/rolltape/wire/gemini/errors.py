@@ -4,10 +4,12 @@ What clients do with a status decides it: gemini-cli ends at 400 and 403, and as
 and 5xx. `google-genai` tells a broken stream by a chunk that is an error object.
 """
 
+import math
+
 import msgspec
 
 from rolltape.chat import Json
-from rolltape.errors import EngineRefused, RequestError
+from rolltape.errors import EngineRefused, RateLimited, RequestError
 from rolltape.wire import EncodedError
 
 OVERFLOW = "context_length_exceeded"
@@ -36,6 +38,8 @@ def error_object(error: RequestError) -> Json:
     if error.param is not None:
         violations = [{"field": error.param, "description": message}]
         details.append({"@type": f"{RPC}BadRequest", "fieldViolations": violations})
+    if isinstance(error, RateLimited):
+        details.append({"@type": f"{RPC}RetryInfo", "retryDelay": f"{math.ceil(error.retry_after)}s"})
     return {"error": {"code": error.status, "message": message, "status": status, "details": details}}
 
 
