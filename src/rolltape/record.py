@@ -149,6 +149,8 @@ class TokenEntry:
     request_text: bytes | None = None
     """The canonical request as JSON; None when texts are off, or when read through a snapshot."""
     media: tuple[Mapping[str, Any], ...] = ()
+    """What the prompt's placeholders stand for, in order: `{type, message, part, sha256, mime_type, bytes}` of each
+    part that is no text, `bytes` a length; `url` in place of the last three where it was named by an address."""
     routed_experts: NDArray[Any] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Fields of a foreign producer that have no place above."""
@@ -346,6 +348,8 @@ class Row:
     kind: str = "agent"
     reward: float | None = None
     weight: float = 1.0
+    media: tuple[Mapping[str, Any], ...] = field(default=(), kw_only=True)
+    """What stands behind the placeholders in `token_ids`, in order; see `TokenEntry.media`."""
 
     @property
     def model_call_ids(self) -> tuple[str, ...]:
@@ -363,6 +367,7 @@ class Row:
             "kind": self.kind,
             "reward": self.reward if self.reward is None or math.isfinite(self.reward) else None,
             "weight": self.weight,
+            **({"media": list(self.media)} if self.media else {}),
             "token_ids": self.token_ids.tolist(),
             "loss_mask": self.loss_mask.tolist(),
             "log_probs": tokens.json_log_probs(self.log_probs),

@@ -223,7 +223,7 @@ def _row(tree: CallTree, path: Sequence[str], owned: set[str], able: _Candidates
         spans.append(Span(call, start, entry.length, call in owned, entry.policy_version, entry.log_prob_kind))
     for array in (ids, mask, log_probs):
         array.flags.writeable = False
-    return Row(row_id, last.rollout_id, ids, mask, log_probs, tuple(spans), kind=kind_of(last))
+    return Row(row_id, last.rollout_id, ids, mask, log_probs, tuple(spans), kind=kind_of(last), media=last.media)
 
 
 def _reward(outcome: Mapping[str, Any]) -> float | None:
