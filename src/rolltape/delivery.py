@@ -11,13 +11,16 @@ Masked and failed builds are never retired; their evidence stays for whoever wan
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rolltape.errors import StoreError
 from rolltape.rebuild import DeliveryForm, KindPolicy, Rebuilt, Witnesses, rebuild
+from rolltape.rebuild.breaks import named, tree_of
 from rolltape.record import Row, TokenCaptureSnapshot, TokenEntry, is_rollout_id
-from rolltape.store import TokenSource
+from rolltape.store import CaptureStore, TokenSource
 
 ROLLOUT_ID_KEY = "_ng_rollout_id"
 METRICS_KEY = "_ng_token_capture"
@@ -129,6 +132,7 @@ async def _finalize(
         return Built(rollout_id, snapshot.snapshot_id, snapshot.version, redundant=True)
     witnesses = witnesses_in(result)
     rebuilt, items = await asyncio.to_thread(_assemble, snapshot, delivery, witnesses, policy)
+    rebuilt = await _with_causes(rebuilt, source, policy)
     if items:
         response = result.get("response")
         result["response"] = {**response, "output": items} if isinstance(response, dict) else {"output": items}
@@ -144,6 +148,24 @@ def _assemble(
     if delivery != "chain" or not rebuilt.rows:
         return rebuilt, []
     return rebuilt, response_items(rebuilt.rows[0], snapshot.entries)
+
+
+async def _with_causes(rebuilt: Rebuilt, source: TokenSource, policy: KindPolicy | None) -> Rebuilt:
+    """`rebuilt` with its breaks named, which takes the recorded texts: read only where something broke."""
+    if not rebuilt.prefix_breaks or not isinstance(source, CaptureStore):
+        return rebuilt
+    try:
+        told = await source.read(rebuilt.rollout_id, texts=True)
+    except StoreError:  # texts are for people: without them the causes stay unknown, and nothing else changes
+        return rebuilt
+    return rebuilt if told is None else await asyncio.to_thread(_named, rebuilt, told.entries, policy)
+
+
+def _named(rebuilt: Rebuilt, entries: Iterable[TokenEntry], policy: KindPolicy | None) -> Rebuilt:
+    kinds = {node.model_call_id: node.kind for node in rebuilt.tree}
+    breaks = named(tree_of(entries, kinds, policy or KindPolicy())).breaks
+    counted = dict(sorted(Counter(one.cause for one in breaks).items()))
+    return replace(rebuilt, prefix_breaks=breaks, metrics={**rebuilt.metrics, "prefix_breaks": counted})
 
 
 def _mark(result: dict[str, Any], built: Built) -> Built:

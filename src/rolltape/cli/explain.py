@@ -15,10 +15,10 @@ from rich.text import Text
 from rolltape.cli import terminal, vocabulary
 from rolltape.cli.rebuild import from_file
 from rolltape.errors import ConfigError
-from rolltape.rebuild import KindPolicy
-from rolltape.rebuild.breaks import MEANING, Cause, Explanation, Token, TokenText
+from rolltape.rebuild import KindPolicy, rebuild
+from rolltape.rebuild.breaks import MEANING, Cause, Explanation, Token, TokenText, tree_of
 from rolltape.rebuild.breaks import explain as explain_breaks
-from rolltape.rebuild.tree import CallTree, grow
+from rolltape.rebuild.tree import CallTree
 from rolltape.record import TokenCaptureSnapshot
 from rolltape.store import CaptureStore
 
@@ -68,7 +68,8 @@ async def _all(store: CaptureStore, text: TokenText | None) -> dict[str, tuple[E
 
 
 def _explained(snapshot: TokenCaptureSnapshot, text: TokenText | None) -> tuple[str, CallTree, tuple[Explanation, ...]]:
-    tree = grow(snapshot.entries, KindPolicy())
+    kinds = {node.model_call_id: node.kind for node in rebuild(snapshot).tree}
+    tree = tree_of(snapshot.entries, kinds, KindPolicy())
     return snapshot.rollout_id, tree, explain_breaks(tree, text or vocabulary.of_entries(snapshot.entries))
 
 

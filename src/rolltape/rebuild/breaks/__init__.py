@@ -13,7 +13,7 @@ people why a chain ended.
 """
 
 from rolltape.rebuild.breaks.cause import ADVICE, MEANING, Cause
-from rolltape.rebuild.breaks.explain import Explanation, explain, named
+from rolltape.rebuild.breaks.explain import Explanation, explain, named, tree_of
 from rolltape.rebuild.breaks.hunk import Token, TokenText
 
-__all__ = ["ADVICE", "MEANING", "Cause", "Explanation", "Token", "TokenText", "explain", "named"]
+__all__ = ["ADVICE", "MEANING", "Cause", "Explanation", "Token", "TokenText", "explain", "named", "tree_of"]

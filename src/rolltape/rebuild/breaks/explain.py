@@ -20,8 +20,8 @@ from rolltape.rebuild.breaks.difference import Difference, find
 from rolltape.rebuild.breaks.hunk import Hunk, Token, TokenText
 from rolltape.rebuild.breaks.place import Place, by_calls, by_text
 from rolltape.rebuild.breaks.talk import HEAD, Talk, Turns, talk
-from rolltape.rebuild.policy import kind_of
-from rolltape.rebuild.tree import CallTree, PrefixBreak
+from rolltape.rebuild.policy import KindPolicy, kind_of
+from rolltape.rebuild.tree import CallTree, PrefixBreak, grow
 from rolltape.record import TokenEntry
 
 _OF_THEIR_OWN = ("subagent", "title", "probe", "judge")
@@ -78,6 +78,17 @@ def named(tree: CallTree) -> CallTree:
         return tree
     reader = _Reader(tree, None)
     return replace(tree, breaks=tuple(replace(one, cause=reader.explain(one, True).cause) for one in tree.breaks))
+
+
+def tree_of(entries: Iterable[TokenEntry], kinds: Mapping[str, str], policy: KindPolicy) -> CallTree:
+    """The tree of `entries` with the kinds that a rebuild told of its calls, by structure too."""
+    told = (
+        entry.with_(kind=kinds[entry.model_call_id])
+        if kinds.get(entry.model_call_id, kind_of(entry)) != kind_of(entry)
+        else entry
+        for entry in entries
+    )
+    return grow(told, policy)
 
 
 def _order(entry: TokenEntry) -> tuple[float, float, str]:
