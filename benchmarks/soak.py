@@ -9,6 +9,7 @@ nothing may be stored that no client asked for. Exit status 1 when that is not s
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import random
 import resource
@@ -137,10 +138,12 @@ async def call(
 
 
 async def trouble(gateways: list[GatewayProcess], until: float, faults: Counter[str]) -> None:
+    """One fault after another, each kind as often as the others."""
     dice = random.Random(11)
-    while time.monotonic() < until:
+    for fault in itertools.cycle(FAULTS):
         await asyncio.sleep(dice.uniform(0.5, 3))
-        fault = dice.choice(FAULTS)
+        if time.monotonic() >= until:
+            return
         faults[fault] += 1
         await getattr(dice.choice(gateways), fault)(dice)
 

@@ -21,7 +21,7 @@ import numpy as np
 from rolltape import tokens
 from rolltape.errors import ConflictError, FrozenError, RetiredError, StoreError
 from rolltape.record import Delivery, TokenCaptureSnapshot, TokenEntry
-from rolltape.store import CaptureStore, LineageMatch, PolicyState, TokenSink, TokenSource
+from rolltape.store import CaptureStore, LineageMatch, PolicyState, RetainingStore, TokenSink, TokenSource
 
 Pair: TypeAlias = tuple[TokenSink, TokenSource]
 
@@ -290,6 +290,86 @@ async def check_lineage_finds_the_longest_exact_prefix(store: CaptureStore) -> N
     assert await store.resolve("R", ids(1, 2, 60)) is None
     assert await store.resolve("unheard of", ids(1)) is None
     assert list(_by_id(await store.freeze("R"))) == ["k1"], "a known sequence is no entry"
+
+
+async def check_many_writers_at_once_are_each_acknowledged(store: CaptureStore) -> None:
+    """And none starves: all are through before any gets half as far again."""
+    n_writers, n_calls = 64, 4
+    done = [0] * n_writers
+
+    async def write(writer: int) -> None:
+        sequence = [1, writer]
+        for call in range(n_calls):
+            await store.begin_call(f"W{writer}", f"k{call}")
+            one = entry(f"k{call}", [*sequence, 5], [60 + call, 2], rollout_id=f"W{writer}")
+            await store.put(one)
+            sequence = one.sequence.tolist()
+            done[writer] += 1
+
+    await asyncio.gather(*(write(writer) for writer in range(n_writers)))
+    assert done == [n_calls] * n_writers
+    for writer in (0, n_writers - 1):
+        snapshot = await store.freeze(f"W{writer}")
+        assert [one.parent_call_id for one in snapshot.entries] == [None, "k0", "k1", "k2"]
+        assert not snapshot.incomplete
+
+
+async def check_a_freeze_among_puts_sees_what_was_acknowledged_before_it(store: CaptureStore) -> None:
+    """Every put of the race is in the snapshot, or in the next one, whose version is higher; none is lost."""
+    acknowledged: list[str] = []
+
+    async def put(number: int) -> None:
+        await store.put(entry(f"k{number}", [1, number], [60, 2]))
+        acknowledged.append(f"k{number}")
+
+    await put(0)
+    putting = asyncio.gather(*(put(number) for number in range(1, 24)))
+    before = list(acknowledged)
+    seen = await store.freeze("R")
+    await putting
+    now = await store.freeze("R")
+    assert set(before) <= set(_by_id(seen))
+    assert set(_by_id(now)) == set(acknowledged)
+    unseen = len(now.entries) - len(seen.entries)
+    assert now.version > seen.version if unseen else now.snapshot_id == seen.snapshot_id
+    if unseen:
+        assert not await store.drop("R", snapshot_id=seen.snapshot_id, version=seen.version)
+
+
+async def check_a_retired_id_stays_taken_and_the_next_attempt_is_its_own(store: CaptureStore) -> None:
+    await store.create_rollout("T-0")
+    await store.put(entry("k1", [1], [60, 2], rollout_id="T-0"))
+    seen = await store.freeze("T-0")
+    assert await store.drop("T-0", snapshot_id=seen.snapshot_id, version=seen.version)
+    await _raises(ConflictError, store.create_rollout("T-0"))
+    await _raises(RetiredError, store.put(entry("k1", [1], [60, 2], rollout_id="T-0")))
+    await store.create_rollout("T-0-a1")
+    await store.put(entry("k1", [1], [61, 2], rollout_id="T-0-a1"))
+    assert _only(await store.freeze("T-0-a1")).generation_token_ids.tolist() == [61, 2]
+
+
+async def check_retention_removes_what_was_retired_and_nothing_else(store: CaptureStore) -> None:
+    """Where the store keeps evidence itself; a transport has its own rule."""
+    if not isinstance(store, RetainingStore):
+        return
+    for name in ("gone", "frozen", "open"):
+        await store.put(entry("k1", [1], [60, 2], rollout_id=name))
+    seen = await store.freeze("gone")
+    await store.freeze("frozen")
+    assert await store.drop("gone", snapshot_id=seen.snapshot_id, version=seen.version)
+    assert not (await store.sweep(3600)).rollout_ids, "it was retired just now"
+    assert (await store.sweep(0, dry_run=True)).rollout_ids == ("gone",)
+    assert await store.read("gone") is not None, "a dry run removes nothing"
+    swept = await store.sweep(0, limit=8)
+    assert (swept.rollout_ids, swept.entries, swept.more) == (("gone",), 1, False)
+    assert swept.bytes > 0
+    assert await store.read("gone") is None
+    await _raises(RetiredError, store.begin_call("gone", "k2"))
+    await _raises(ConflictError, store.create_rollout("gone"))
+    for name in ("frozen", "open"):
+        kept = await store.read(name)
+        assert kept is not None
+        assert len(kept.entries) == 1
 
 
 TRANSPORT_CHECKS = tuple(
