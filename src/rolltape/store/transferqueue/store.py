@@ -18,7 +18,7 @@ from typing import Any, Self
 from rolltape import tokens
 from rolltape.errors import ConflictError, FrozenError, RetiredError, StoreError
 from rolltape.record import Delivery, TokenCaptureSnapshot, TokenEntry
-from rolltape.store.contract import LineageMatch, PolicyState, RolloutState
+from rolltape.store.contract import RETENTION_SECONDS, LineageMatch, PolicyState, RolloutState, Swept
 from rolltape.store.transferqueue import payload, restore
 from rolltape.store.transferqueue.events import View, clearable, fold, headstone, key, members
 from rolltape.store.transferqueue.journal import Journal
@@ -167,6 +167,19 @@ class TransferQueueStore:
     async def set_policy(self, policy: PolicyState) -> None:
         """Tell every process which policy the engines serve."""
         await self._queue.run(self._set_policy(policy))
+
+    async def sweep(
+        self,
+        seconds: float = RETENTION_SECONDS,
+        *,
+        quota_bytes: int | None = None,
+        limit: int | None = None,
+        dry_run: bool = False,
+    ) -> Swept:
+        """Delete from this node's journal what was retired so long ago: a drop has cleared the queue already."""
+        if self._journal is None:
+            return Swept()
+        return await self._journal.sweep(seconds, quota_bytes=quota_bytes, limit=limit, dry_run=dry_run)
 
     # In the queue's loop: the sink
 
