@@ -321,6 +321,7 @@ class Span:
     """Where one call's sampled tokens lie in a row: positions start..end (end excluded).
 
     `owned` is True when this row's loss holds them; a call that another row owns, or that no loss may use, is context.
+    `weight` is what its loss tokens count beside the row's others; over all loss tokens of a row the mean is 1.
     """
 
     model_call_id: str
@@ -329,6 +330,7 @@ class Span:
     owned: bool
     policy_version: str | None = None
     log_prob_kind: str = LogProbKind.UNKNOWN
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -336,7 +338,9 @@ class Row:
     """One training sequence. All three arrays have length T.
 
     `token_ids` are only ever recorded ids; `loss_mask` is 1 where a token was sampled and this row owns it;
-    `log_probs` are NaN where the mask is 0 (null in JSON).
+    `log_probs` are NaN where the mask is 0 (null in JSON). `weight` is what the row counts beside the rollout's others:
+    its loss is `weight` times the mean over its loss tokens of the spans' own weights times the tokens' losses.
+    `advantage` is None until a trainer's baseline has been taken from the reward.
     """
 
     row_id: str
@@ -350,6 +354,7 @@ class Row:
     weight: float = 1.0
     media: tuple[Mapping[str, Any], ...] = field(default=(), kw_only=True)
     """What stands behind the placeholders in `token_ids`, in order; see `TokenEntry.media`."""
+    advantage: float | None = None
 
     @property
     def model_call_ids(self) -> tuple[str, ...]:
@@ -358,6 +363,15 @@ class Row:
     @property
     def loss_tokens(self) -> int:
         return int(self.loss_mask.sum())
+
+    @property
+    def token_weights(self) -> FloatArray:
+        """(T,) what each token counts in the rollout's loss; together they are `weight`."""
+        weights = self.loss_mask.astype(np.float32)
+        for span in self.spans:
+            if span.owned and span.weight != 1.0:
+                weights[span.start : span.end] *= span.weight
+        return weights * np.float32(self.weight / max(1, self.loss_tokens))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -368,6 +382,7 @@ class Row:
             "reward": self.reward if self.reward is None or math.isfinite(self.reward) else None,
             "weight": self.weight,
             **({"media": list(self.media)} if self.media else {}),
+            "advantage": self.advantage,
             "token_ids": self.token_ids.tolist(),
             "loss_mask": self.loss_mask.tolist(),
             "log_probs": tokens.json_log_probs(self.log_probs),
@@ -379,6 +394,7 @@ class Row:
                     "owned": s.owned,
                     "policy_version": s.policy_version,
                     "log_prob_kind": s.log_prob_kind,
+                    "weight": s.weight,
                 }
                 for s in self.spans
             ],

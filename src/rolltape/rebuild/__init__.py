@@ -8,31 +8,45 @@ Only recorded ids make rows: nothing is tokenised, joined by text or filled in. 
 influence on anything. What cannot be told apart masks the rollout and keeps its evidence.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from rolltape.rebuild import attempts as attempts_
 from rolltape.rebuild.breaks import named
+from rolltape.rebuild.certificate import Certificate, certify, differences, judge, meets
+from rolltape.rebuild.checks import Case, Check, Checked, Verdict, every_check, wrong_digests
+from rolltape.rebuild.kinds import by_structure
 from rolltape.rebuild.metrics import measure
-from rolltape.rebuild.policy import KindPolicy, Use, kind_of
+from rolltape.rebuild.policy import RETRY, KindPolicy, Sharing, Use, kind_of, read_policy
 from rolltape.rebuild.rows import Dealt, DeliveryForm, Ownership, Status, deal
 from rolltape.rebuild.terminal import Attribution, Witnesses, attribute, hear
 from rolltape.rebuild.tree import CallTree, PrefixBreak, grow
-from rolltape.record import Outcome, Row, TokenCaptureSnapshot
+from rolltape.rebuild.weights import with_advantages
+from rolltape.record import Outcome, Row, TokenCaptureSnapshot, TokenEntry
 
 __all__ = [
     "Attribution",
     "CallNode",
+    "Certificate",
+    "Check",
     "DeliveryForm",
     "KindPolicy",
     "Ownership",
     "PrefixBreak",
     "Rebuilt",
+    "Sharing",
     "Status",
     "Use",
+    "Verdict",
     "Witnesses",
+    "differences",
+    "meets",
+    "read_policy",
     "rebuild",
+    "with_advantages",
 ]
 
 NO_RECORDS = "capture contains no token records"
@@ -51,6 +65,7 @@ class CallNode:
     parent: str | None
     children: tuple[str, ...]
     kind: str
+    kind_evidence: str | None
     status: Status
     reason: str
     delivery: str
@@ -70,7 +85,7 @@ class Rebuilt:
 
     `mask_sample`: it must not be trained on, and `mask_reasons` says why; its rows are kept for people. `ledger` names
     for every sampled token the row that owns it or the reason why none does. `unresolved` are the groups of attempts
-    that could not be told apart.
+    that could not be told apart. `certify` keeps the evidence at hand for the certificate's digests.
     """
 
     rollout_id: str
@@ -86,6 +101,12 @@ class Rebuilt:
     ledger: tuple[Ownership, ...]
     tree: tuple[CallNode, ...]
     unresolved: tuple[tuple[str, ...], ...]
+    certify: Callable[[], Certificate] = field(repr=False)
+
+    @property
+    def certificate(self) -> Certificate:
+        """How far all of it can be trusted, with digests of everything that it is made of."""
+        return self.certify()
 
     @property
     def error(self) -> str | None:
@@ -108,6 +129,7 @@ class Rebuilt:
             "unresolved": [list(group) for group in self.unresolved],
             "ledger": [one.to_json() for one in self.ledger],
             "tree": [node.to_json() for node in self.tree],
+            "certificate": self.certificate.to_json(),
         }
 
 
@@ -117,22 +139,32 @@ def rebuild(
     delivery: DeliveryForm = "forest",
     terminal: Witnesses | None = None,
     policy: KindPolicy | None = None,
+    agreement: bool | None = None,
 ) -> Rebuilt:
     """The rows of `snapshot` in the form `delivery`; `terminal` is what the harness's result says of its last call.
 
-    Faulty evidence never raises: it is left out, named and counted, and masks where it must.
+    `agreement`: whether a trainer's log-probs agree with the recorded ones; None = nobody has asked one. Faulty
+    evidence never raises: it is left out, named and counted, and masks where it must.
     """
-    policy = policy or KindPolicy()
-    tree = named(grow(snapshot.entries, policy))
-    heard = hear(terminal or Witnesses(), tree)
+    policy, witnesses = policy or KindPolicy(), terminal or Witnesses()
+    recorded = grow(snapshot.entries, policy)
+    tree = named(_classified(snapshot, recorded, policy))
+    heard = hear(witnesses, tree)
     attempts = attempts_.settle(tree, heard.chosen, policy)
     attribution = attribute(heard, tree, attempts, policy)
     dealt = deal(delivery, tree, attempts, policy, attribution.call_id, snapshot.outcome)
     metrics = measure(tree, attempts, dealt, attribution, policy)
-    lost = tuple(_lost(snapshot, tree))
+    wrong = wrong_digests(recorded)
+    lost = (
+        *_lost(snapshot, tree),
+        *(f"damaged_entry: {call}: prompt does not match its digest" for call in wrong),
+    )
     error = None if dealt.rows else NOTHING_TRAINABLE if tree.entries else NO_RECORDS
     disputed = tuple(_disputed(delivery, tree, attempts, attribution))
     reasons = (*lost, *disputed, *((error,) if error else ()))
+    held = metrics["generated_tokens_delivered"]
+    checks = tuple(every_check(Case(snapshot, tree, attempts, dealt, attribution, held, wrong, agreement)))
+    checked = Checked(recorded, dealt.rows, checks, *judge(checks, reasons))
     return Rebuilt(
         rollout_id=snapshot.rollout_id,
         snapshot_id=snapshot.snapshot_id,
@@ -141,13 +173,32 @@ def rebuild(
         rows=dealt.rows,
         mask_sample=bool(reasons),
         mask_reasons=reasons,
-        metrics=metrics | ({"capture_incomplete": True} if lost else {}) | ({"error": error} if error else {}),
+        metrics=metrics
+        | {"certificate": checked.verdict}
+        | ({"capture_incomplete": True} if lost else {})
+        | ({"error": error} if error else {}),
         prefix_breaks=tree.breaks,
         terminal=attribution,
         ledger=dealt.ledger,
-        tree=tuple(_nodes(tree, dealt)),
+        tree=tuple(_nodes(tree, dealt, attempts)),
         unresolved=attempts.unresolved,
+        certify=partial(certify, snapshot, checked, delivery=delivery, policy=policy, witnesses=witnesses),
     )
+
+
+def _classified(snapshot: TokenCaptureSnapshot, tree: CallTree, policy: KindPolicy) -> CallTree:
+    """The tree with the kinds that structure tells; another one where a kind makes a call no part of it."""
+    found = by_structure(tree) if policy.structure else {}
+    if not found:
+        return tree
+
+    def told(entry: TokenEntry) -> TokenEntry:
+        kind, evidence = found.get(entry.model_call_id, (None, None))
+        return entry if kind is None else entry.with_(kind=kind, kind_evidence=evidence)
+
+    if all(policy.use_of(kind) is policy.use(tree.entries[call]) for call, (kind, _) in found.items()):
+        return replace(tree, entries={call: told(entry) for call, entry in tree.entries.items()})
+    return grow(map(told, snapshot.entries), policy)
 
 
 def _lost(snapshot: TokenCaptureSnapshot, tree: CallTree) -> Iterator[str]:
@@ -168,7 +219,11 @@ def _disputed(
         yield attribution.reason
 
 
-def _nodes(tree: CallTree, dealt: Dealt) -> Iterator[CallNode]:
+def _attempted(stands: str) -> str:
+    return f"structure: the prompt is that of {stands}, which stands"
+
+
+def _nodes(tree: CallTree, dealt: Dealt, attempts: attempts_.Attempts) -> Iterator[CallNode]:
     owned: dict[str, int] = {}
     rows: dict[str, str] = {}
     reasons: dict[str, str] = {}
@@ -183,7 +238,8 @@ def _nodes(tree: CallTree, dealt: Dealt) -> Iterator[CallNode]:
             model_call_id=call,
             parent=tree.parents.get(call),
             children=tuple(tree.children.get(call, ())),
-            kind=kind_of(entry),
+            kind=RETRY if call in attempts.retries else kind_of(entry),
+            kind_evidence=_attempted(attempts.retries[call]) if call in attempts.retries else entry.kind_evidence,
             status=dealt.status[call],
             reason="" if call in owned else reasons.get(call, ""),
             delivery=entry.delivery.value,

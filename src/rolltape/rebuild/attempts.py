@@ -7,8 +7,8 @@ What is left open stays open, and masks the rollout: a guess would be off-policy
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rolltape.rebuild.policy import KindPolicy
@@ -34,6 +34,8 @@ class Attempts:
     """Of every node."""
     unresolved: tuple[tuple[str, ...], ...]
     """Groups of trained attempts that stay open."""
+    retries: Mapping[str, str] = field(default_factory=dict)
+    """Attempts that nobody classified and that do not stand -> one that does."""
 
 
 def settle(tree: CallTree, chosen: Collection[str], policy: KindPolicy) -> Attempts:
@@ -48,7 +50,16 @@ def settle(tree: CallTree, chosen: Collection[str], policy: KindPolicy) -> Attem
         is_open = tuple(call for call in group if standing[call] is Standing.UNRESOLVED)
         if is_open and policy.trains(tree.entries[group[0]]):
             unresolved.append(is_open)
-    return Attempts(standing, tuple(unresolved))
+    return Attempts(standing, tuple(unresolved), _retries(tree, groups.values(), standing) if policy.structure else {})
+
+
+def _retries(tree: CallTree, groups: Iterable[list[str]], standing: Mapping[str, Standing]) -> dict[str, str]:
+    found = dict(tree.duplicates)
+    for group in groups:
+        stands = next((call for call in group if standing[call] is Standing.STANDS), None)
+        if stands is not None:
+            found.update({call: stands for call in group if standing[call] is not Standing.STANDS})
+    return {call: other for call, other in found.items() if tree.entries[call].kind is None}
 
 
 def _settle_group(tree: CallTree, group: list[str], chosen: Collection[str]) -> dict[str, Standing]:

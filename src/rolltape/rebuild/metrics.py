@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rolltape.rebuild.attempts import Attempts, Standing
-from rolltape.rebuild.policy import KindPolicy, kind_of
+from rolltape.rebuild.policy import RETRY, KindPolicy, kind_of
 from rolltape.rebuild.rows import Dealt, Status, grammar_masked
 from rolltape.rebuild.terminal import Attribution
 from rolltape.rebuild.tree import CallTree
@@ -49,7 +49,7 @@ def measure(
         "undelivered_calls": sum(entry.delivery is Delivery.UNDELIVERED for entry in entries.values()),
         "invalid_logprobs": sum(map(_invalid_log_probs, completed)),
         "prefix_breaks": dict(sorted(Counter(one.cause for one in tree.breaks).items())),
-        "calls_by_kind": dict(sorted(Counter(map(kind_of, entries.values())).items())),
+        "calls_by_kind": dict(sorted(_kinds(tree, attempts).items())),
         "outcomes": dict(sorted(Counter(entry.outcome.value for entry in entries.values()).items())),
         "terminal_attribution": attribution.to_json(),
     }
@@ -63,6 +63,10 @@ def _shape(tree: CallTree, attempts: Attempts) -> Mapping[str, int]:
         "chains": sum(call not in extended for call in kept),
         "roots": sum(tree.parents[call] is None for call in kept),
     }
+
+
+def _kinds(tree: CallTree, attempts: Attempts) -> Counter[str]:
+    return Counter(RETRY if call in attempts.retries else kind_of(entry) for call, entry in tree.entries.items())
 
 
 def _standing(attempts: Attempts, wanted: Standing) -> int:

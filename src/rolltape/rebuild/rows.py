@@ -7,7 +7,7 @@ them a sampled token is owned by at most one row's loss; what no row owns has a 
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any, Literal, assert_never
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from rolltape.rebuild.attempts import Attempts, Standing
 from rolltape.rebuild.policy import KindPolicy, kind_of
 from rolltape.rebuild.tree import CallTree
+from rolltape.rebuild.weights import weigh
 from rolltape.record import LogProbKind, Outcome, Row, Span, TokenEntry
 
 DeliveryForm = Literal["chain", "forest", "calls"]
@@ -91,15 +92,17 @@ def deal(
     terminal: str | None,
     outcome: Mapping[str, Any],
 ) -> Dealt:
-    """All rows of a rollout, the terminal call's first. `outcome["reward"]` goes to each; their weights add up to 1."""
+    """All rows of a rollout, the terminal call's first. `outcome["reward"]` goes to each; `policy` weighs them."""
     able = _candidates(form, tree, attempts, policy)
-    paths = list(_paths(form, tree, able, terminal))
     owners: dict[str, str] = {}
+    reward = _reward(outcome)
     rows = []
-    for path in paths:
+    for path in _paths(form, tree, able, terminal):
         row_id = _row_id(tree.entries[path[-1]])
         owned = _take(path, able, owners, row_id)
-        rows.append(replace(_row(tree, path, owned, able, row_id), reward=_reward(outcome), weight=1 / len(paths)))
+        rows.append(_row(tree, path, owned, able, row_id, reward))
+    sizes = {call: int(np.count_nonzero(able.usable[call])) for call in owners}
+    rows = weigh(rows, {call: kind_of(tree.entries[call]) for call in owners}, sizes, policy)
     return Dealt(tuple(rows), _statuses(able, owners), tuple(_ledger(tree, able, owners)))
 
 
@@ -133,6 +136,8 @@ def _standing(
         return Status.DUPLICATE, f"duplicate: {tree.duplicates[call]}"
     if not policy.trains(entry):
         return Status.QUARANTINED, policy.reason(entry)
+    if call in attempts.retries and not policy.trains_retries:
+        return Status.QUARANTINED, "kind: retry"
     match attempts.standing[call]:
         case Standing.STANDS:
             return Status.TRAINED, ""
@@ -207,7 +212,9 @@ def _row_id(last: TokenEntry) -> str:
     return f"{last.rollout_id}:{last.model_call_id}"
 
 
-def _row(tree: CallTree, path: Sequence[str], owned: set[str], able: _Candidates, row_id: str) -> Row:
+def _row(
+    tree: CallTree, path: Sequence[str], owned: set[str], able: _Candidates, row_id: str, reward: float | None
+) -> Row:
     last = tree.entries[path[-1]]
     ids = np.concatenate([last.prompt_token_ids, last.generation_token_ids])
     mask = np.zeros(len(ids), np.int8)
@@ -223,7 +230,7 @@ def _row(tree: CallTree, path: Sequence[str], owned: set[str], able: _Candidates
         spans.append(Span(call, start, entry.length, call in owned, entry.policy_version, entry.log_prob_kind))
     for array in (ids, mask, log_probs):
         array.flags.writeable = False
-    return Row(row_id, last.rollout_id, ids, mask, log_probs, tuple(spans), kind=kind_of(last), media=last.media)
+    return Row(row_id, last.rollout_id, ids, mask, log_probs, tuple(spans), kind_of(last), reward, media=last.media)
 
 
 def _reward(outcome: Mapping[str, Any]) -> float | None:
