@@ -74,7 +74,9 @@ def _alike(was: str, now: str) -> bool:
     if a == b:
         return True
     before, after = arguments.parsed(was), arguments.parsed(now)
-    return bool(before) and after is not None and (arguments.holds(after, before) or arguments.holds(before, after))
+    if not before or not after:
+        return False
+    return arguments.holds(after, before) or arguments.holds(before, after)
 
 
 def find(ours: Turns, theirs: Turns, place: Place) -> Difference | None:

@@ -175,7 +175,10 @@ def _judge(
             told, cause=clear, evidence=_TOOLS[clear], field="tools" if clear is Cause.TOOLS_CHANGED else None
         )
     if difference is None:
-        return _rendered(told, hunk, place, ours.turns)
+        found = _rendered(told, hunk, place, ours.turns)
+        if found.cause is not Cause.UNKNOWN or ours.tools == theirs.tools or place.reply:
+            return found
+        return replace(told, cause=Cause.TOOLS_CHANGED, evidence=_TOOLS[Cause.TOOLS_CHANGED], field="tools")
     return _sent(told, hunk, difference, summaries)
 
 
