@@ -57,6 +57,9 @@ def spinup_rollout_actor(
         ray.kill(actor)
         hint = "does any node have the resources that `options` ask for?"
         raise ConfigError(f"the rollout actor has not started after {start_seconds:g} s", hint=hint) from None
+    except ray.exceptions.ActorDiedError as error:
+        hint = "the packages of the agent loop and of the source's factory must be installed on the actor's node"
+        raise ConfigError(f"the rollout actor died at its start: {error}", hint=hint) from None
     except BaseException:
         ray.kill(actor)
         raise
