@@ -1,5 +1,6 @@
-"""Plain torch: log-probs of rows and of packed trees, for a loss of your own."""
+"""Plain torch: log-probs of rows and of packed trees, and the policy loss over them."""
 
 from rolltape.trainers.torch.log_probs import gathered, packed_log_probs, row_log_probs
+from rolltape.trainers.torch.loss import LossShape, RowLoss, policy_loss
 
-__all__ = ["gathered", "packed_log_probs", "row_log_probs"]
+__all__ = ["LossShape", "RowLoss", "gathered", "packed_log_probs", "policy_loss", "row_log_probs"]
