@@ -4,7 +4,6 @@ A prompt's token ids hold only placeholders for an image, so an entry names what
 are in the request's text, where texts are kept.
 """
 
-import base64
 import binascii
 import hashlib
 from collections.abc import Iterator
@@ -73,6 +72,6 @@ def _source(part: Json) -> str | None:
 def _decoded(data: str) -> bytes:
     """The bytes of base64; of what is none, the text itself, since that is what was passed on."""
     try:
-        return base64.b64decode(data, validate=True)
+        return binascii.a2b_base64(data, strict_mode=True)
     except (binascii.Error, ValueError):
         return data.encode("utf-8", "surrogatepass")
