@@ -28,7 +28,7 @@ demo: $(STAMPS)/demo ## a real harness on a real small model: 24 rollouts, captu
 test: $(STAMPS)/test ## the tests, except those that drive third-party programs
 	$(BIN)/python -m pytest -m "not real"
 
-test-real: $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/torch $(STAMPS)/strace $(STAMPS)/postgres $(STAMPS)/npm $(VLLM)/.stamp $(NEMO_GYM)/.stamp ## the tests that drive real harnesses and models; skips are failures
+test-real: $(STAMPS)/test $(STAMPS)/fuzz $(STAMPS)/demo $(STAMPS)/torch $(STAMPS)/strace $(STAMPS)/postgres $(STAMPS)/npm $(VLLM)/.stamp $(NEMO_GYM)/.stamp ## the tests that drive real harnesses and models; skips are failures
 	$(BIN)/python -m pytest -m real --no-skips
 
 lint: $(STAMPS)/lint ## style, types, the floors, and the rules of the house
@@ -46,7 +46,7 @@ docs: $(STAMPS)/test ## write docs/reference from the code
 	$(BIN)/python docs/generate.py
 
 bench: $(STAMPS)/test ## run the benchmarks; results go to benchmarks/RESULTS.md by hand
-	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for script in $(filter-out benchmarks/soak.py,$(wildcard benchmarks/[a-z]*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 constraints: $(BIN)/python ## resolve every pin of constraints.txt anew
 	.ci/install --resolve $(VENV) constraints.txt
@@ -60,6 +60,10 @@ $(BIN)/python:
 
 $(STAMPS)/test: pyproject.toml constraints.txt $(BIN)/python
 	$(INSTALL) -e . --group test
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/fuzz: pyproject.toml constraints.txt $(BIN)/python
+	$(INSTALL) -e . --group test --group fuzz
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/lint: pyproject.toml constraints.txt $(BIN)/python

@@ -93,7 +93,8 @@ async def test_a_listing_of_two_thousand_rollouts_and_a_freeze_among_them_stay_q
         assert (len(swept.rollout_ids), swept.more) == (8, True)
         plan = await store._read(
             lambda db: db.execute(
-                "EXPLAIN QUERY PLAN SELECT id FROM rollouts WHERE swept_at IS NULL AND retired_at <= 1 ORDER BY retired_at"
+                "EXPLAIN QUERY PLAN SELECT id FROM rollouts"
+                " WHERE swept_at IS NULL AND retired_at <= 1 ORDER BY retired_at"
             ).fetchall()
         )
         assert "rollouts_retired" in str(plan), "a sweep looks at what was retired, not at every rollout"

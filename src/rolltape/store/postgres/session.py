@@ -5,7 +5,7 @@ server that runs with `fsync = off` is refused. A node that vanishes in mid-tran
 seconds only: its session ends when it is idle for that long, or when its machine no longer answers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -37,6 +37,7 @@ class Session:
     def __init__(self, connection: "psycopg.Connection[tuple[Any, ...]]", *, writing: bool) -> None:
         self._connection = connection
         self.row_lock = " FOR UPDATE" if writing else ""
+        self._foreseen: dict[tuple[str, Sequence[Any]], Sequence[Any]] = {}
 
     @property
     def lost(self) -> bool:
@@ -44,7 +45,16 @@ class Session:
         return bool(self._connection.closed)
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Cursor:
+        if self._foreseen and (row := self._foreseen.pop((sql, parameters), None)) is not None:
+            return _Row(row)
         return self._connection.execute(_spelled(sql), parameters or None, binary=True)
+
+    def foresee(self, sql: str, rows: Iterable[tuple[Sequence[Any], Sequence[Any]]]) -> None:
+        """Answer `sql` from these (parameters, row), each once, until the transaction ends.
+
+        Only for rows that this transaction has locked, and that it changes by statements which come after `sql`.
+        """
+        self._foreseen = {(sql, parameters): row for parameters, row in rows}
 
     @contextmanager
     def ahead(self) -> Iterator[None]:
@@ -54,6 +64,7 @@ class Session:
 
     def commit(self) -> None:
         """Raises `StoreError` unless the server says that it has committed."""
+        self._foreseen = {}
         try:
             said = self._connection.execute(b"COMMIT").statusmessage
         except psycopg.Error as error:
@@ -63,6 +74,7 @@ class Session:
 
     def rollback(self) -> None:
         """Undo the transaction that is open, if any; a connection that cannot is closed."""
+        self._foreseen = {}
         try:
             self._connection.rollback()
         except psycopg.Error:
@@ -70,6 +82,22 @@ class Session:
 
     def close(self) -> None:
         self._connection.close()
+
+
+class _Row:
+    """A cursor over one row that is here already."""
+
+    def __init__(self, row: Sequence[Any]) -> None:
+        self._row = row
+
+    def fetchone(self) -> Any:
+        return self._row
+
+    def fetchall(self) -> list[Any]:
+        return [self._row]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.fetchall())
 
 
 def connect(dsn: str, *, writing: bool) -> Session:

@@ -3,10 +3,11 @@
 It takes all queued jobs, runs them in one transaction, and only after the commit resolves what the callers await. Jobs
 are ordered by rollout, so every process locks rows in one order and none waits for another in a circle.
 
-Jobs first run without savepoints. When one of them fails, the transaction is undone and all run again, each in a
-savepoint of its own, so that the one which failed undoes only itself. A transaction that did not come to its commit (a
-lost connection, a deadlock) is run again; one whose commit was not confirmed fails for each of its callers, and is
-marked as soon as the server answers. Nothing is acknowledged that the server has not confirmed.
+The rollouts of a batch are locked and read in one statement. Jobs first run without savepoints. When one of them fails,
+the transaction is undone and all run again, each in a savepoint of its own, so that the one which failed undoes only
+itself. A transaction that did not come to its commit (a lost connection, a deadlock) is run again; one whose commit was
+not confirmed fails for each of its callers, and is marked as soon as the server answers. Nothing is acknowledged that
+the server has not confirmed.
 """
 
 import threading
@@ -89,6 +90,7 @@ class Writer:
             else:
                 with session.ahead():
                     session.execute("BEGIN")
+                    _foresee(session, batch)
                     results = [_together(session, job) for job in batch]
             session.commit()
         except BaseException as error:
@@ -118,6 +120,19 @@ class Writer:
             except psycopg.Error as error:
                 raise StoreError(f"not stored: there is no connection: {worded(error)}") from error
         return self._session
+
+
+def _foresee(session: Session, batch: Sequence[Job]) -> None:
+    """Lock and read the rollouts of all jobs in one statement, in place of the first that each would send.
+
+    Every job that changes a rollout's row reads it first, so an answer is fresh when it is used. A job without a key
+    may change any: then each asks for itself.
+    """
+    keys = {job.key for job in batch}
+    if len(keys) < 2 or "" in keys or any("\0" in key for key in keys):
+        return
+    rows = session.execute(rollouts.FIND_ALL + session.row_lock, (sorted(keys),)).fetchall()
+    session.foresee(rollouts.FIND + session.row_lock, (((row[1],), row) for row in rows))
 
 
 def _together(session: Session, job: Job) -> Any:

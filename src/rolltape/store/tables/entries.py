@@ -38,8 +38,10 @@ def put(db: Connection, shelf: Shelf, entry: TokenEntry) -> ConflictError | None
         codec.expert_bytes(entry.routed_experts),
     )
     digest = codec.entry_digest(entry.rollout_id, entry.model_call_id, header, found.digest, arrays)
-    step = _settle(db, rollout, entry.model_call_id)
-    stored = _digest_of(db, rollout.id, 0, entry.model_call_id)
+    begun, stored = rollouts.known_of(db, rollout, entry.model_call_id)
+    if begun is not None:
+        db.execute("DELETE FROM intents WHERE rollout = ? AND call_id = ?", (rollout.id, entry.model_call_id))
+    step = rollout.next_step if begun is None else begun
     if stored == digest:
         return None
     if stored is not None:
@@ -109,16 +111,6 @@ def caught_up(db: Connection, shelf: Shelf, rollout: rollouts.Rollout) -> Lineag
             lineage.add(seq, prompt, ids[tail:], lineage.find(prompt))
     lineage.cursor = rollout.last_seq
     return lineage
-
-
-def _settle(db: Connection, rollout: rollouts.Rollout, call_id: str) -> int:
-    """Remove the call's intent; its step index, or the next one for a call that never began."""
-    where = "WHERE rollout = ? AND call_id = ?"
-    row = db.execute(f"SELECT step_index FROM intents {where}", (rollout.id, call_id)).fetchone()  # noqa: S608
-    if row is None:
-        return rollout.next_step
-    db.execute(f"DELETE FROM intents {where}", (rollout.id, call_id))  # noqa: S608
-    return int(row[0])
 
 
 def _digest_of(db: Connection, rollout: int, kind: int, call_id: str) -> bytes | None:

@@ -71,14 +71,20 @@ class Rollout:
 
 _UNTOLD = (msgspec.MsgspecError, UnicodeError, TypeError)
 _COLUMNS = ", ".join(f.name for f in fields(Rollout))
+FIND = f"SELECT {_COLUMNS} FROM rollouts WHERE rollout_id = ?"  # noqa: S608
+FIND_ALL = f"SELECT {_COLUMNS} FROM rollouts WHERE rollout_id = ANY (?) ORDER BY rollout_id"  # noqa: S608
+"""Of many, in the order of `sorted`; for databases that take an array. `rollout_id` is the second column."""
+_KNOWN = (
+    "SELECT (SELECT step_index FROM intents WHERE rollout = ? AND call_id = ?),"
+    " (SELECT digest FROM entries WHERE rollout = ? AND kind = 0 AND call_id = ?)"
+)
 _MARKED = "EXISTS (SELECT 1 FROM marks m WHERE m.rollout = r.id)"
 _OPEN = "(SELECT count(*) FROM intents i WHERE i.rollout = r.id)"
 
 
 def find(db: Connection, rollout_id: str) -> Rollout | None:
     """The rollout's row; within a write nobody else changes it before the commit."""
-    wanted = f"SELECT {_COLUMNS} FROM rollouts WHERE rollout_id = ?{db.row_lock}"  # noqa: S608
-    row = db.execute(wanted, (rollout_id,)).fetchone()
+    row = db.execute(FIND + db.row_lock, (rollout_id,)).fetchone()
     return None if row is None else Rollout(*row)
 
 
@@ -120,19 +126,22 @@ def begin_call(db: Connection, rollout_id: str, call_id: str) -> None:
     refuse_retired(rollout)
     if rollout.frozen:
         raise FrozenError(f"rollout {rollout_id!r} is frozen: no new call may begin")
-    if db.execute(
-        "SELECT 1 FROM entries WHERE rollout = ? AND kind = 0 AND call_id = ?", (rollout.id, call_id)
-    ).fetchone():
+    step, digest = known_of(db, rollout, call_id)
+    if digest is not None:
         raise ConflictError(f"call {call_id!r} of rollout {rollout_id!r} is already recorded")
-    begun = db.execute(
-        "INSERT INTO intents (rollout, call_id, step_index, begun_at) VALUES (?, ?, ?, ?)"
-        " ON CONFLICT DO NOTHING RETURNING 1",
-        (rollout.id, call_id, rollout.next_step, time.time()),
-    )
-    if begun.fetchall():
+    if step is None:
+        now = time.time()
         db.execute(
-            "UPDATE rollouts SET next_step = next_step + 1, updated_at = ? WHERE id = ?", (time.time(), rollout.id)
+            "INSERT INTO intents (rollout, call_id, step_index, begun_at) VALUES (?, ?, ?, ?)",
+            (rollout.id, call_id, rollout.next_step, now),
         )
+        db.execute("UPDATE rollouts SET next_step = next_step + 1, updated_at = ? WHERE id = ?", (now, rollout.id))
+
+
+def known_of(db: Connection, rollout: Rollout, call_id: str) -> tuple[int | None, bytes | None]:
+    """The step of a call that began and has no outcome yet; the digest of its entry. None for what is not there."""
+    step, digest = db.execute(_KNOWN, (rollout.id, call_id, rollout.id, call_id)).fetchone()
+    return (None if step is None else int(step)), (None if digest is None else bytes(digest))
 
 
 def mark(db: Connection, rollout: int, call_id: str, reason: str) -> None:
