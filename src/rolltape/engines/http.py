@@ -88,11 +88,27 @@ class EngineServer:
 
 
 def lenient_json(data: bytes) -> Any:
-    """JSON with the NaN and Infinity that Python servers write. Raises `ValueError`."""
+    """JSON with the NaN, Infinity and half surrogate pairs that Python servers write. Raises `ValueError`.
+
+    Half a pair is no text that could be sent on: it becomes U+FFFD.
+    """
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError:
+        value = _loads(data)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if b"\\ud" not in data and b"\\uD" not in data:
+        return value
+    text = json.dumps(value, ensure_ascii=False).encode("utf-16-le", "surrogatepass")
+    return json.loads(text.decode("utf-16-le", "replace"))
+
+
+def _loads(data: bytes) -> Any:
+    try:
         return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def error_message(body: bytes) -> str:

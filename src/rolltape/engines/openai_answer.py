@@ -4,13 +4,13 @@ What is no id, log-prob or count is None, so that capture marks it; what is no a
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import msgspec
 
-from rolltape.chat import EngineEvent, FinishReason, Json, ToolCallDelta
+from rolltape.chat import Delta, EngineEvent, FinishReason, Json, ToolCallDelta
 from rolltape.engines.http import Refusal, lenient_json
 from rolltape.errors import EngineBroken, EntryError, RequestError
 from rolltape.sse import SseParser
@@ -73,14 +73,17 @@ class AnswerReader(ABC):
         whole = self._messages.end(self.done)
         if whole is not None:
             yield from self._message(whole)
-        yield from self.end()
+        yield from self._read(b"its end", self.end)
 
     def _message(self, data: bytes) -> list[EngineEvent]:
         if data.strip() == b"[DONE]":
-            return self.end()
+            return self._read(data, self.end)
+        return self._read(data, lambda: self.chunk(json_chunk(data, self.name)))
+
+    def _read(self, data: bytes, events: Callable[[], list[EngineEvent]]) -> list[EngineEvent]:
         try:
-            return self.chunk(json_chunk(data, self.name))
-        except (TypeError, AttributeError, ValueError, LookupError) as error:
+            return checked(events())
+        except (TypeError, AttributeError, ValueError, LookupError, OverflowError) as error:
             raise EngineBroken(f"{self.name} sent a chunk of another shape ({error}): {data[:80]!r}") from error
 
     @abstractmethod
@@ -90,6 +93,21 @@ class AnswerReader(ABC):
     @abstractmethod
     def end(self) -> list[EngineEvent]:
         """The last events; none where they came before. Raises `EngineBroken` where the generation has not ended."""
+
+
+def checked(events: list[EngineEvent]) -> list[EngineEvent]:
+    """The events, if what they show is text. Raises `TypeError`; ids and log-probs are capture's to judge."""
+    for event in events:
+        if isinstance(event, Delta):
+            shown = [event.text, event.reasoning]
+            for call in event.tool_calls:
+                shown += [call.id or "", call.name or "", call.arguments]
+                if type(call.index) is not int:
+                    raise TypeError(f"the index of a tool call is no number: {call.index!r}")
+            wrong = next((value for value in shown if not isinstance(value, str)), None)
+            if wrong is not None:
+                raise TypeError(f"there is no text where text belongs: {wrong!r}")
+    return events
 
 
 def failure(chunk: Json, name: str, refusal: Refusal | None, path: str) -> RequestError | None:

@@ -25,6 +25,10 @@ LOOK_AHEAD = 4
 """Tokens asked for beyond the limit: a character has at most four bytes."""
 
 
+_LONGEST_CHARACTER = 4
+"""Bytes; no more tokens than that are hidden in one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """`pieces`: the bytes that each id adds to the text. `control`: the texts of ids that add none."""
@@ -106,6 +110,12 @@ class CompletionReader:
 
     def feed(self, chunk: Json) -> list[EngineEvent]:
         """Events of one chunk. Raises `EngineBroken` on what is no chunk of a completion."""
+        try:
+            return self._feed(chunk)
+        except (TypeError, AttributeError, ValueError, LookupError) as error:
+            raise EngineBroken(f"llama.cpp sent a chunk of another shape ({error}): {str(chunk)[:200]}") from error
+
+    def _feed(self, chunk: Json) -> list[EngineEvent]:
         if "error" in chunk:
             raise EngineBroken(f"llama.cpp failed in mid-stream: {_message(chunk)}")
         total = chunk.get("tokens_predicted")
@@ -150,12 +160,12 @@ class CompletionReader:
         return spelled + known, (None,) * hidden + own
 
     def _spelled(self, entries: list[Any], known: tuple[int, ...], hidden: int) -> tuple[int, ...] | None:
-        if len(known) != 1 or len(entries) != 1 or entries[0].get("id") != known[0]:
+        if hidden > _LONGEST_CHARACTER or len(known) != 1 or len(entries) != 1 or entries[0].get("id") != known[0]:
             return None
-        try:
-            data = bytes(entries[0]["bytes"])
-        except (KeyError, TypeError, ValueError):
+        told = entries[0].get("bytes")
+        if not isinstance(told, list) or not all(type(byte) is int and 0 <= byte < 256 for byte in told):
             return None
+        data = bytes(told)
         last = self.vocabulary.pieces.get(known[0])
         if last is None or not data.endswith(last):
             return None
