@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rolltape.rebuild.policy import KindPolicy
-from rolltape.rebuild.tree import CallTree
+from rolltape.rebuild.tree import CallTree, shown
 from rolltape.record import Delivery
 
 
@@ -42,7 +42,7 @@ def settle(tree: CallTree, chosen: Collection[str], policy: KindPolicy) -> Attem
     """`chosen` are the nodes that the harness's result names or its output holds."""
     groups: dict[object, list[str]] = defaultdict(list)
     for call in tree.nodes:
-        groups[tree.prompts[call], policy.trains(tree.entries[call])].append(call)
+        groups[tree.prompts[call], shown(tree.entries[call]), policy.trains(tree.entries[call])].append(call)
     standing: dict[str, Standing] = {}
     unresolved = []
     for group in groups.values():

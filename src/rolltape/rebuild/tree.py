@@ -131,7 +131,7 @@ def grow(entries: Iterable[TokenEntry], policy: KindPolicy) -> CallTree:
     strands.close()
     routes |= {call: strands.find(_prompt(entry)) for call, entry in calls.items() if call not in routes}
     parents = {
-        call: strands.longest_whole(routes[call], len(entry.prompt_token_ids))
+        call: _seen_by(calls, entry, strands.longest_whole(routes[call], len(entry.prompt_token_ids)))
         for call, entry in calls.items()
         if call in prompts or entry.outcome is not Outcome.COMPLETED or entry.ids_exact
     }
@@ -157,6 +157,19 @@ def grow(entries: Iterable[TokenEntry], policy: KindPolicy) -> CallTree:
     )
 
 
+def shown(entry: TokenEntry) -> tuple[object, ...]:
+    """What the placeholders of its prompt stand for: ids alone cannot tell two images of one size apart."""
+    return tuple(one.get("sha256") or one.get("url") or str(one) for one in entry.media)
+
+
+def _seen_by(calls: Mapping[str, TokenEntry], entry: TokenEntry, parent: str | None) -> str | None:
+    """`parent`, unless it was shown other media than the beginning of `entry`."""
+    if parent is None or not calls[parent].media:
+        return parent
+    told = shown(calls[parent])
+    return parent if shown(entry)[: len(told)] == told else None
+
+
 def _lay(calls: Mapping[str, TokenEntry], sampled: Sequence[str]) -> tuple[Strands[str], dict[str, Route]]:
     strands: Strands[str] = Strands()
     longest_first = sorted(sampled, key=lambda call: (-calls[call].length, call))
@@ -178,7 +191,7 @@ def _collapse(
     """Token-equal attempts -> the one that stands for them: a delivered one, then the smallest id."""
     equal: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for call in sampled:
-        equal[prompts[call], routes[call][-1], policy.trains(calls[call])].append(call)
+        equal[prompts[call], routes[call][-1], shown(calls[call]), policy.trains(calls[call])].append(call)
     duplicates = {}
     for same in equal.values():
         if len(same) > 1:
