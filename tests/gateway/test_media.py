@@ -131,3 +131,28 @@ def test_what_is_named_by_an_address_alone_is_referred_to_by_it():
     assert told[0] == {"type": "image_url", "message": 0, "part": 1, "url": "https://e.x/a.png"}
     assert (told[1]["bytes"], told[2]["bytes"], told[2]["mime_type"]) == (1, 3, "wav")
     assert told[3] == {"type": "mystery", "message": 0, "part": 4}
+
+
+async def test_two_images_of_one_size_are_two_conversations_although_their_ids_are_equal(gateway):
+    """Placeholders do not say what they stand for: neither is the other's retry, and neither extends the other."""
+    engine = ScriptedEngine(script=[Step(text="dark"), Step(text="light"), Step(text="still dark")], images=True)
+    other = base64.b64encode(png(240)).decode()
+    async with gateway(engine=engine) as lab:
+        turns = []
+        for data in (DATA, other):
+            url = f"data:image/png;base64,{data}"
+            turns.append({"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]})
+            status, _ = await lab.ask(messages=[turns[-1]])
+            assert status == 200
+        said = [{"role": "assistant", "content": "dark"}, {"role": "user", "content": "sure?"}]
+        await lab.ask(messages=[turns[0], *said])
+        dark, light, sure = await lab.entries()
+        built = rebuild(await lab.store.freeze("R1"))
+    assert dark.prompt_token_ids.tolist() == light.prompt_token_ids.tolist()
+    assert not built.mask_sample
+    assert sorted(row.model_call_ids for row in built.rows) == sorted(
+        [(light.model_call_id,), (dark.model_call_id, sure.model_call_id)]
+    )
+    assert {row.media[0]["sha256"] for row in built.rows} == {
+        hashlib.sha256(png(shade)).hexdigest() for shade in (16, 240)
+    }
