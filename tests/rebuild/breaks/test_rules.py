@@ -136,8 +136,8 @@ def test_every_cause_but_those_of_tokens_and_tools_has_a_rule():
     assert {cause for cause, _ in sent.RULES} == set(Cause) - elsewhere
 
 
-def test_a_summary_is_quoted_by_the_part_that_it_marks():
-    reply = "<analysis>hm</analysis><summary>Three files were written and all of the tests pass by now.</summary>"
-    assert wording.quotes("So far: Three files were written and all of the tests pass by now. Go on.", reply)
-    assert not wording.quotes("Three files were written.", reply)
-    assert not wording.quotes("ok", "ok")
+def test_a_summary_is_quoted_whole_or_by_the_part_that_it_marks():
+    told = "Three files were written and all of the tests pass by now."
+    reply = f"<analysis>hm</analysis><summary>{told}</summary>"
+    assert wording.quotable(reply) == (reply, told)
+    assert wording.quotable("ok") == ()

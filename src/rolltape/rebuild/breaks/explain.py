@@ -13,16 +13,20 @@ Only the two calls of a departure are read, and each is read once. What the firs
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from rolltape.rebuild.breaks import rendered, sent, wording
 from rolltape.rebuild.breaks.cause import ADVICE, Cause
 from rolltape.rebuild.breaks.difference import Difference, find
 from rolltape.rebuild.breaks.hunk import Hunk, Token, TokenText
 from rolltape.rebuild.breaks.place import Place, by_calls, by_text
-from rolltape.rebuild.breaks.talk import HEAD, Talk, Turns, talk
+from rolltape.rebuild.breaks.talk import HEAD, Talk, Turns, replied, talk
 from rolltape.rebuild.policy import KindPolicy, kind_of
 from rolltape.rebuild.tree import CallTree, PrefixBreak, grow
 from rolltape.record import TokenEntry
+
+Summary: TypeAlias = tuple[tuple[str, ...], bool]
+"""What of a reply may be quoted, and whether it is marked as a compaction's."""
 
 _OF_THEIR_OWN = ("subagent", "title", "probe", "judge")
 _THINKING_BEGINS = 4  # tokens of a reply within which a missing thought shows
@@ -120,6 +124,7 @@ class _Reader:
         self._tree = tree
         self._text = text
         self._talks: dict[str, Talk | None] = {}
+        self._said: list[tuple[TokenEntry, tuple[str, ...], bool]] | None = None
 
     def explain(self, found: PrefixBreak, broken: bool) -> Explanation:
         at, calls = found.first_divergence, self._tree.entries
@@ -135,7 +140,7 @@ class _Reader:
             cause = _by_kind(hunk)
             evidence = "the kinds of the two calls" if cause else "no texts were kept of both calls"
             return replace(told, cause=cause or Cause.UNKNOWN, evidence=evidence)
-        return _judge(told, hunk, ours, theirs, self._place(nearest, hunk, ours.turns), self._summaries())
+        return _judge(told, hunk, ours, theirs, self._place(nearest, hunk, ours.turns), self._summaries(call))
 
     def _place(self, nearest: str, hunk: Hunk, turns: Turns) -> Place:
         place = by_calls(self._tree, nearest, hunk.at, turns, self._sent)
@@ -152,14 +157,25 @@ class _Reader:
         found = self._talk(call)
         return None if found is None else found.turns.sent
 
-    def _summaries(self) -> Iterator[str]:
+    def _summaries(self, leaver: str) -> Iterator[Summary]:
+        """What was said before `leaver` and may stand for a history: by a compaction, or in words nobody answered."""
+        if self._said is None:
+            self._said = [*self._sayings()]
+        at = self._tree.entries[leaver]
+        for entry, quotable, marked in self._said:
+            if marked or _before(entry, at):
+                yield quotable, marked
+
+    def _sayings(self) -> Iterator[tuple[TokenEntry, tuple[str, ...], bool]]:
         for call, entry in self._tree.entries.items():
-            if kind_of(entry) == "compaction" and (found := self._talk(call)) and found.turns.size > found.turns.sent:
-                yield found.turns[found.turns.sent].text()
+            marked = kind_of(entry) == "compaction"
+            reply = replied(entry.output_items) if marked or not self._tree.children.get(call) else None
+            if reply is not None and not reply.tool_calls and (quotable := wording.quotable(reply.text())):
+                yield entry, quotable, marked
 
 
 def _judge(
-    told: Explanation, hunk: Hunk, ours: Talk, theirs: Talk, place: Place, summaries: Iterable[str]
+    told: Explanation, hunk: Hunk, ours: Talk, theirs: Talk, place: Place, summaries: Iterable[Summary]
 ) -> Explanation:
     request = theirs.turns.request()
     difference = find(ours.turns, request, place)
@@ -206,11 +222,11 @@ def _tools(hunk: Hunk, difference: Difference | None, place: Place) -> Cause | N
     return Cause.UNKNOWN if difference is not None and difference.in_head else Cause.TOOLS_CHANGED
 
 
-def _sent(told: Explanation, hunk: Hunk, difference: Difference, summaries: Iterable[str]) -> Explanation:
+def _sent(told: Explanation, hunk: Hunk, difference: Difference, summaries: Iterable[Summary]) -> Explanation:
     told = replace(told, message=difference.at, role=difference.role, field=difference.field or None)
     for cause, rule in sent.RULES:
         if cause is Cause.COMPACTION and _quoted(difference, summaries):
-            return replace(told, cause=cause, evidence="what a compaction call summarised stands in the history")
+            return replace(told, cause=cause, evidence="what a call summed up stands in the place of earlier turns")
         evidence = rule(difference)
         if evidence is not None:
             return replace(told, cause=cause, evidence=evidence)
@@ -219,10 +235,16 @@ def _sent(told: Explanation, hunk: Hunk, difference: Difference, summaries: Iter
     return replace(told, evidence=f"message {difference.at} differs in {difference.field or 'being there'}")
 
 
-def _quoted(difference: Difference, summaries: Iterable[str]) -> bool:
+def _quoted(difference: Difference, summaries: Iterable[Summary]) -> bool:
+    """An assistant turn quotes only a marked summary: another one may be a reply that was kept."""
     stop = len(difference.theirs) if difference.come is None else difference.at + difference.come
-    fresh = [difference.theirs[index].text() for index in range(difference.at, stop)]
-    return any(wording.quotes(text, summary) for summary in summaries for text in fresh)
+    fresh = [difference.theirs[index] for index in range(difference.at, stop)]
+    return any(
+        any(said in turn.text() for said in quotable)
+        for quotable, marked in summaries
+        for turn in fresh
+        if turn.role != "tool" and (marked or turn.role != "assistant")
+    )
 
 
 def _first_words(difference: Difference) -> bool:

@@ -86,8 +86,8 @@ def compaction(difference: Difference) -> str | None:
     """Turns were cut, and words or a shorter text stand in their place."""
     theirs, at = difference.theirs, difference.at
     if difference.role == "tool" and difference.in_place:
-        shorter = len(difference.now) < len(difference.was)
-        return "the result of a tool was cleared" if shorter and wording.CLEARED.search(difference.now) else None
+        cleared = wording.CLEARED.search(difference.now) and not wording.CLEARED.search(difference.was)
+        return "the result of a tool was cleared" if cleared else None
     fresh = theirs[at] if at < len(theirs) else None
     if fresh is None or fresh.role == "tool" or difference.in_head:
         return None

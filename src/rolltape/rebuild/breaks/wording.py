@@ -16,7 +16,7 @@ SUMMARY = re.compile(
     re.I,
 )
 CLEARED = re.compile(r"(?:cleared|omitted|elided|truncated|removed|compacted|pruned|no longer available)", re.I)
-_SHORTEST_QUOTE = 48  # characters of a summary that are no accident when they come again
+_SHORTEST_QUOTE = 32  # characters of a summary that are no accident when they come again
 
 
 def without_reminders(text: str) -> str:
@@ -27,8 +27,8 @@ def only_reminders(text: str) -> bool:
     return bool(text.strip()) and not without_reminders(text)
 
 
-def quotes(text: str, reply: str) -> bool:
-    """Whether `text` holds what `reply` says, or the part of it that it marks as its summary."""
+def quotable(reply: str) -> tuple[str, ...]:
+    """What `reply` says, and the part of it that it marks as its summary, where they are long enough to be known by."""
     marked = re.search(r"<(summary|state_snapshot)>(.*?)(?:</\1>|\Z)", reply, re.S)
     said = [reply.strip(), *([marked[2].strip()] if marked else [])]
-    return any(len(one) >= _SHORTEST_QUOTE and one in text for one in said)
+    return tuple(one for one in said if len(one) >= _SHORTEST_QUOTE)
