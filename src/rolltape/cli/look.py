@@ -57,7 +57,7 @@ def tree(rollout: terminal.Id, *, dir: terminal.Dir = terminal.DEFAULT_DIR, json
 
     async def read(store: CaptureStore) -> Rebuilt:
         found = await terminal.find(store, rollout)
-        return rebuild(await terminal.snapshot_of(store, found.rollout_id))
+        return rebuild(await terminal.snapshot_of(store, found.rollout_id, texts=True))
 
     rebuilt = terminal.with_store(dir, read)
     if json:

@@ -70,7 +70,7 @@ def rows_table(rows: Sequence[Row]) -> Table:
 
 def _from_store(directory: Path, rollout: str) -> TokenCaptureSnapshot:
     async def read(store: "CaptureStore") -> TokenCaptureSnapshot:
-        return await terminal.snapshot_of(store, (await terminal.find(store, rollout)).rollout_id)
+        return await terminal.snapshot_of(store, (await terminal.find(store, rollout)).rollout_id, texts=True)
 
     return terminal.with_store(directory, read)
 
