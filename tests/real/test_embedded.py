@@ -6,6 +6,8 @@ from pathlib import Path
 
 import openai
 import pytest
+from google import genai
+from google.genai import types
 
 from rolltape.config import read_config
 from rolltape.gateway.serve import RunningGateway, running
@@ -95,3 +97,36 @@ async def test_a_tool_call_reaches_the_sdk_and_its_echo_extends_the_chain(
     first, second = await entries(gateway)
     assert second.parent_call_id == first.model_call_id
     assert second.prompt_token_ids[: first.length].tolist() == first.sequence.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
+async def test_gemini_s_sdk_streams_a_call_of_a_function_and_its_chain_goes_on(gateway: RunningGateway) -> None:
+    tool = {"function_declarations": [{**TOOL["function"], "parameters_json_schema": TOOL["function"]["parameters"]}]}
+    del tool["function_declarations"][0]["parameters"]
+    config = types.GenerateContentConfig(
+        tools=[types.Tool.model_validate(tool)],
+        temperature=0,
+        max_output_tokens=64,
+        automatic_function_calling=types.AutomaticFunctionCallingConfig(disable=True),
+    )
+    options = types.HttpOptions(base_url=f"{gateway.url}/rollout/R1")
+    client = genai.Client(api_key="none", http_options=options)
+    history = [types.Content(role="user", parts=[types.Part(text="What is the weather in Paris? Call get_weather.")])]
+    for _ in range(2):
+        async for chunk in await client.aio.models.generate_content_stream(
+            model="smollm2", contents=list(history), config=config
+        ):
+            content = chunk.candidates[0].content if chunk.candidates else None
+            history += [content] if content else []
+        calls = [part.function_call for part in history[-1].parts or [] if part.function_call]
+        answers = [
+            types.Part.from_function_response(name=str(call.name), response={"output": "sunny"}) for call in calls
+        ]
+        history.append(types.Content(role="user", parts=answers or [types.Part(text="Go on.")]))
+    await client.aio.aclose()
+    client.close()
+    first, second = await entries(gateway)
+    assert (first.faults, second.faults, first.log_prob_kind) == ((), (), "raw")
+    assert second.parent_call_id == first.model_call_id
+    assert chunk.usage_metadata is not None
+    assert chunk.usage_metadata.prompt_token_count == len(second.prompt_token_ids)

@@ -18,6 +18,13 @@ def asked(sampling: dict[str, Any] | None = None, *, context: int | None = 1000,
     return ask(request, sampling or {}, model="policy", context=context, **options)
 
 
+def test_images_pass_as_the_parts_that_they_came_in() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"}}
+    messages = (Message("user", ({"type": "text", "text": "see"}, image)), Message("tool", (image,), tool_call_id="c"))
+    body = ask(ChatRequest("any", messages=messages), {}, model="policy", context=None).body
+    assert [message["content"] for message in body["messages"]] == [[{"type": "text", "text": "see"}, image], [image]]
+
+
 def test_a_request_is_forwarded_as_it_is_but_for_capture_fields() -> None:
     call = ToolCall("c1", "f", "{not json")
     messages = (Message("user", ({"type": "text", "text": "hi"},)), Message("assistant", None, "hm", (call,)))

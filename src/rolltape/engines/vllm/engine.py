@@ -22,6 +22,7 @@ from rolltape.engines.vllm.asking import Asked, LogProbsMode, ask, tokenize_body
 from rolltape.engines.vllm.reading import VllmReader
 from rolltape.engines.vllm.refusals import leaves_no_room, refusal
 from rolltape.errors import EngineRefused
+from rolltape.media import media_parts
 
 URL = "http://127.0.0.1:8000"
 
@@ -62,9 +63,11 @@ class VllmEngine(ObservedEngine):
         )
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """By `/tokenize`, which renders as the chat endpoint does."""
+        """By `/tokenize`, which renders as the chat endpoint does, and leaves images as it finds them: refused."""
         if isinstance(request.prompt, tuple):
             return len(request.prompt)
+        if any(media_parts(request)):
+            raise EngineRefused(400, "invalid_request", "vLLM counts images only as it runs them.", param="messages")
         served = await self._upstream.served(request.model)
         return await self._upstream.count(tokenize_body(request, served.name))
 
