@@ -13,7 +13,7 @@ import pytest
 from docs import pages
 
 DEFAULT_PORT = "8787"
-NEEDS_HARNESS = ("docs/guides/claude-code.md", "docs/guides/codex.md")
+THIRD_PARTY = ("docs/guides/claude-code.md", "docs/guides/codex.md", "docs/guides/ray.md")
 
 
 def script(page: Path, port: int) -> str:
@@ -39,7 +39,7 @@ def free_port() -> int:
 
 def with_code() -> list[Any]:
     found = [page for page in pages.PAGES if any(block.runs for block in pages.blocks(page))]
-    real = {page: [pytest.mark.real] if pages.name(page) in NEEDS_HARNESS else [] for page in found}
+    real = {page: [pytest.mark.real] if pages.name(page) in THIRD_PARTY else [] for page in found}
     return [pytest.param(page, marks=marks, id=pages.name(page)) for page, marks in real.items()]
 
 
