@@ -4,7 +4,6 @@ The order matters: the address prefix comes off first, then the path decides. A 
 in the dialect of the nearest one, and never touches a rollout.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
@@ -23,11 +22,10 @@ from rolltape.gateway.exchange import Exchange
 from rolltape.gateway.fleet import Chosen, Fleet
 from rolltape.gateway.metrics import Metrics
 from rolltape.gateway.routes import Routes
+from rolltape.gateway.unforeseen import log_unforeseen
 from rolltape.harness.kinds import Classify, unclassified
 from rolltape.store import CaptureStore
 from rolltape.wire import ListedModel, ListsModels, WireProtocol
-
-log = logging.getLogger("rolltape.gateway")
 
 _JSON = {"content-type": "application/json"}
 _OPERATOR_PATHS = ("/control/", "/healthz", "/readyz", "/metrics")
@@ -77,10 +75,9 @@ class Gateway:
         except RequestError as error:
             await refuse(exchange, protocol, error)
         except Exception as error:
-            if exchange.opened:
-                raise
-            log.exception("%s %s failed", exchange.method, where.path[:200])
-            await refuse(exchange, protocol, internal_error(error))
+            log_unforeseen(f"{exchange.method} {route.path if route else 'of another path'} failed", error)
+            if not exchange.opened:  # else the server cuts what is incomplete
+                await refuse(exchange, protocol, internal_error(error))
 
     async def _probe(self, exchange: Exchange, path: str) -> None:
         """What clients look at before they call: answered, never recorded."""

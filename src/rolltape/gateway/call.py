@@ -10,7 +10,6 @@ cancelled. A client that leaves ends the generation, so a retry never runs besid
 """
 
 import asyncio
-import logging
 import math
 import time
 import uuid
@@ -32,13 +31,13 @@ from rolltape.gateway.limits import Limiter, Rates
 from rolltape.gateway.metrics import Metrics
 from rolltape.gateway.reply import ReplyChannel, StreamedReply, WholeReply
 from rolltape.gateway.tape import CaptureFailed, Marks, NoTape, Recording, RolloutClosed, Tape
+from rolltape.gateway.unforeseen import log_unforeseen
 from rolltape.harness.kinds import Classify
 from rolltape.media import media_parts
 from rolltape.record import Delivery, Outcome, TokenEntry
 from rolltape.store import CaptureStore
 from rolltape.wire import WireProtocol
 
-log = logging.getLogger("rolltape.gateway")
 _STOPPED = RequestError(503, "gateway_stopped", "the gateway stopped before the reply was complete")
 
 
@@ -171,7 +170,7 @@ class CallServer:
                 return
             except RequestError as error:
                 outcome = Outcome.REFUSED if isinstance(error, EngineRefused) else Outcome.FAILED
-                await self._close(call, outcome, error.message)
+                await self._close(call, outcome, self._kept(error))
                 await fail(call.exchange, call.protocol, streamed, error)
                 return
             except asyncio.CancelledError:  # only a server that stops cancels a call: its client is told, if it can be
@@ -179,9 +178,9 @@ class CallServer:
                 await fail(call.exchange, call.protocol, streamed, _STOPPED)
                 return
             except Exception as error:
-                log.exception("call %s failed", call.id)
+                log_unforeseen(f"call {call.id} failed", error)
                 broken = internal_error(error)
-                await self._close(call, Outcome.FAILED, broken.message)
+                await self._close(call, Outcome.FAILED, self._kept(broken))
                 await fail(call.exchange, call.protocol, streamed, broken)
                 return
         await self._deliver(call, channel)
@@ -264,7 +263,7 @@ class CallServer:
         except TimeoutError:
             raise
         except Exception as error:
-            log.exception("engine %s broke on call %s", engine.kind, call.id)
+            log_unforeseen(f"engine {engine.kind} broke on call {call.id}", error)
             raise EngineBroken(f"the engine broke: {type(error).__name__}: {error}") from error
         if call.machine.finished is None:
             raise EngineBroken("the engine stopped without saying why")
@@ -298,6 +297,10 @@ class CallServer:
         except CaptureFailed:
             return  # noted, and the caller gets an error already
         await call.tape.settle(Delivery.UNDELIVERED)
+
+    def _kept(self, error: RequestError) -> str:
+        """The words of an error that its entry keeps; an engine may quote what it was asked in them."""
+        return error.message if self.config.texts else error.code
 
     async def _deliver(self, call: _Call, channel: ReplyChannel) -> None:
         """Send what waited for the durable entry. A client that leaves after the last byte has its reply."""

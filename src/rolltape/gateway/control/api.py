@@ -5,7 +5,6 @@ trainer in another process can freeze, read and retire here exactly as it would 
 """
 
 import asyncio
-import logging
 import math
 import uuid
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,13 +21,12 @@ from rolltape.gateway.call import internal_error
 from rolltape.gateway.control import shapes
 from rolltape.gateway.control.document import openapi
 from rolltape.gateway.control.operations import Operation, arguments, checked_id, operation, operations
+from rolltape.gateway.unforeseen import log_unforeseen
 from rolltape.rebuild import DeliveryForm, rebuild
 from rolltape.store import PolicyState, RolloutState
 
 if TYPE_CHECKING:
     from rolltape.gateway.app import Gateway
-
-log = logging.getLogger("rolltape.gateway")
 
 Body = TypeVar("Body")
 _LARGEST_BODY = 2**20
@@ -229,7 +227,7 @@ def _as_request_error(made: Operation, error: Exception) -> RequestError:
     if isinstance(error, StoreError):
         status, code = _STORE_ERRORS.get(type(error), (503, "store_error"))
         return RequestError(status, code, error.message, hint=error.hint)
-    log.exception("%s %s failed", made.method, made.path)
+    log_unforeseen(f"{made.method} {made.path} failed", error)
     return internal_error(error)
 
 
