@@ -156,6 +156,7 @@ def test_entries_in_doubt_are_left_out_and_unknown_kinds_are_not_compared() -> N
     source = Logits([2.0, 1.0])
     broken = [entry([0, 1], [-0.3]), entry([0, 1], [-0.3, -1.3], faults=("token_count_mismatch",))]
     broken += [entry([0], [-0.3], media=({"kind": "image"},)), entry([0], [-0.3], prompt_token_ids=[])]
+    broken += [entry([0], [-0.3], extra={"not_the_policy": "helper"})]
 
     assert compare_entries(broken, source) == {}
     found = compare_entries([entry([0, 1], [-0.3, -1.3], "unknown")], source)

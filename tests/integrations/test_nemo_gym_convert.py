@@ -159,6 +159,12 @@ def test_calls_of_a_gateway_name_their_parent_where_gym_gets_to_see_it() -> None
     assert told == [("a", "root", None), ("b", "resolved", "a"), ("c", None, None)]
 
 
+def test_calls_that_another_engine_answered_are_not_given_to_gym() -> None:
+    entries = [native("a"), native("b", "a", extra={"not_the_policy": "helper"}, generation_log_probs=[np.nan])]
+    assert [body["model_call_id"] for body in convert.bodies_of(entries)] == ["a"]
+    assert convert.whole_loss(entries)
+
+
 def test_a_call_with_a_token_that_no_loss_may_use_leaves_the_rollout_incomplete_for_gym() -> None:
     assert convert.whole_loss([native("a"), native("gone", outcome=Outcome.FAILED, generation_log_probs=[np.nan])])
     assert not convert.whole_loss([native("a"), native("b", generation_log_probs=[np.nan])])

@@ -182,8 +182,8 @@ def compare_entries(entries: Iterable[TokenEntry], source: LogProbs) -> dict[Dis
     """Recompute what `entries` recorded and compare it, each distribution apart.
 
     Distributions that cannot be recomputed appear with their reason and their number of tokens. Left out are entries
-    whose ids are in doubt or are no whole account of what the model saw (media), and those whose log-probs do not fit
-    their ids: nothing says which token a log-prob belongs to.
+    whose ids are in doubt or are no whole account of what the model saw (media), those that another engine than the
+    policy's answered, and those whose log-probs do not fit their ids: nothing says which token a log-prob belongs to.
     """
     found: dict[Distribution, tuple[list[FloatArray], list[FloatArray]]] = {}
     for entry in entries:
@@ -200,7 +200,7 @@ def compare_entries(entries: Iterable[TokenEntry], source: LogProbs) -> dict[Dis
 
 
 def _whole(entry: TokenEntry) -> bool:
-    known = entry.ids_exact and len(entry.prompt_token_ids) > 0 and not entry.media
+    known = entry.ids_exact and len(entry.prompt_token_ids) > 0 and not entry.media and entry.other_engine is None
     return known and len(entry.generation_log_probs) == len(entry.generation_token_ids)
 
 

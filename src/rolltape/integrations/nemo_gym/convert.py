@@ -120,15 +120,20 @@ def native_body(entry: TokenEntry, given: Collection[str]) -> dict[str, Any]:
 
 
 def bodies_of(entries: Sequence[TokenEntry]) -> list[dict[str, Any]]:
-    """Gym's records of a rollout. Gym has no outcomes, so calls that ended otherwise than completed are left out."""
-    completed = [entry for entry in entries if entry.outcome is Outcome.COMPLETED]
+    """Gym's records of a rollout. Gym knows neither outcomes nor engines beside the policy's, so calls that ended
+    otherwise than completed, or that another engine answered, are left out."""
+    completed = [entry for entry in entries if _is_given(entry)]
     given = {entry.model_call_id for entry in completed}
     return [body_of(entry) if KEY in entry.extra else native_body(entry, given) for entry in completed]
 
 
 def whole_loss(entries: Sequence[TokenEntry]) -> bool:
     """Whether each sampled token of the records has a log-prob that a loss may use: Gym cannot leave one out."""
-    return all(entry.trainable.all() for entry in entries if entry.outcome is Outcome.COMPLETED)
+    return all(entry.trainable.all() for entry in entries if _is_given(entry))
+
+
+def _is_given(entry: TokenEntry) -> bool:
+    return entry.outcome is Outcome.COMPLETED and entry.other_engine is None
 
 
 def fields_of(entry: TokenEntry) -> Mapping[str, Any] | None:
