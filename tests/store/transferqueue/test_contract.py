@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,18 @@ async def test_it_keeps_the_contract_of_a_transport_with_sink_and_source_apart(
 
 def test_it_is_found_by_name() -> None:
     assert registry.load("store", "transferqueue") is TransferQueueStore
+
+
+def test_an_address_where_no_cluster_answers_is_refused_at_once() -> None:
+    """In a process of its own: this one is connected, and then no address is asked for."""
+    opening = (
+        "from rolltape.errors import StoreError\n"
+        "from rolltape.store.transferqueue import TransferQueueStore\n"
+        "try: TransferQueueStore(address='127.0.0.1:1')\n"
+        "except StoreError as error: print(error)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", opening], capture_output=True, text=True, timeout=60, check=True)
+    assert said.stdout.startswith("no Ray cluster answers at 127.0.0.1:1\n\nhint: give `address`")
 
 
 async def test_gateways_that_write_one_rollout_continue_each_other(make: Make) -> None:

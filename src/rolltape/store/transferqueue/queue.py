@@ -8,6 +8,8 @@ what was asked of one that is gone.
 
 import asyncio
 import logging
+import os
+import socket
 import threading
 import time
 import uuid
@@ -27,6 +29,7 @@ T = TypeVar("T")
 ANSWER_SECONDS = 10.0
 LOOK_SECONDS = 1.0
 CATCH_UP_SECONDS = 5.0
+_KNOCK_SECONDS = 5.0
 _CONTROLLER = {"name": "TransferQueueController", "namespace": "transfer_queue"}
 _HINT = "the trainer starts it with transfer_queue.init() and stays alive; a store never makes a queue of its own"
 logging.getLogger("transfer_queue.utils.common").setLevel(logging.ERROR)  # else a line on thread counts for each put
@@ -262,13 +265,21 @@ def _connect(address: str | None) -> bool:
             return False
         if not _connected:
             try:
+                _knock(address)
                 ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
-            except (ConnectionError, ValueError, RuntimeError) as error:
+            except (OSError, ValueError, RuntimeError) as error:
                 where = f"at {address}" if address else "here"
                 hint = "give `address`, as host:port of its GCS, or set RAY_ADDRESS"
                 raise StoreError(f"no Ray cluster answers {where}", hint=hint) from error
         _connected += 1
         return True
+
+
+def _knock(address: str | None) -> None:
+    """Ray itself would try for minutes where nothing listens."""
+    host, _, port = (address or os.environ.get("RAY_ADDRESS", "")).rpartition(":")
+    if host and "/" not in host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
 
 
 def _disconnect() -> None:
