@@ -138,8 +138,9 @@ async def test_only_what_is_said_is_accepted_where_asking_says_nothing(spin: Spi
         every = list(rollouts)
         assert await retired(gateway) == set()
         assert rollouts.accept(every[1])
-        assert not rollouts.accept(every[1])
         assert await rollouts.accept_async(every[2])
+        assert rollouts.accept(every[2])
+        assert rollouts.kept == []
     assert await retired(gateway) == {every[1].rollout_id, every[2].rollout_id}
     assert unaccepted(actor) == {every[0].rollout_id}
 
@@ -176,3 +177,20 @@ async def test_a_state_that_was_not_handed_out_retires_nothing(spin: Spin, gatew
     ):
         assert ray.get(actor.retire.remote(*named)) is False
     assert await retired(gateway) == set()
+
+
+async def test_whoever_stops_waiting_loses_no_rollout(spin: Spin, gateway: ServeConfig) -> None:
+    seen: list[str] = []
+    given_up = 0
+    async with Rollouts(spin(concurrency=1), ONE, group_size=3) as rollouts:
+        while len(seen) < 3:
+            try:
+                seen.append((await asyncio.wait_for(anext(rollouts), 0.005)).rollout_id)
+            except TimeoutError:
+                given_up += 1
+        assert given_up > 3
+        with pytest.raises(StopAsyncIteration):
+            await anext(rollouts)
+    assert len(set(seen)) == 3
+    assert await retired(gateway) == set(seen)
+    assert rollouts.kept == []

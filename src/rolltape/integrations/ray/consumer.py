@@ -47,6 +47,12 @@ class Rollouts:
         self._accept_on_next = accept_on_next
         self._batch: str | None = None
         self._at_hand: Arrived | None = None
+        # Calls that were sent and not answered yet. Whoever stops waiting (a time limit, Ctrl-C) waits for the same one
+        # later: sent twice, the first answer, and the rollout in it, would go to nobody.
+        self._begun: Any = None
+        self._asked: Any = None
+        self._retiring: dict[str, Any] = {}
+        self._retired: set[str] = set()
         self._records: list[Mapping[str, Any]] = []
         self.kept: list[str] = []
         """Rollouts that were accepted and whose evidence stayed all the same: it had changed since."""
@@ -65,15 +71,15 @@ class Rollouts:
         with plain_errors():
             if self._batch is None:
                 self._batch = ray.get(self._begin())
-            arrived = ray.get(self._actor.next.remote(self._batch))
+            arrived = self._take(ray.get(self._ask()))
         if arrived is None:
             raise StopIteration
-        return self._take(arrived)
+        return arrived
 
     def accept(self, arrived: Arrived) -> bool:
-        """The result is durable where it is going: retire its evidence. False where that stays."""
+        """The result is durable where it is going: retire its evidence. False where that stays. Idempotent."""
         with plain_errors():
-            retired = ray.get(self._retire(arrived)) if arrived.snapshot_id else False
+            retired = ray.get(self._retire(arrived)) if self._may_retire(arrived) else False
         return self._accepted(arrived, retired)
 
     def close(self) -> None:
@@ -98,15 +104,15 @@ class Rollouts:
         with plain_errors():
             if self._batch is None:
                 self._batch = await self._begin()
-            arrived = await self._actor.next.remote(self._batch)
+            arrived = self._take(await self._ask())
         if arrived is None:
             raise StopAsyncIteration
-        return self._take(arrived)
+        return arrived
 
     async def accept_async(self, arrived: Arrived) -> bool:
         """`accept`, for an event loop."""
         with plain_errors():
-            retired = await self._retire(arrived) if arrived.snapshot_id else False
+            retired = await self._retire(arrived) if self._may_retire(arrived) else False
         return self._accepted(arrived, retired)
 
     async def aclose(self) -> None:
@@ -122,20 +128,39 @@ class Rollouts:
         await self.aclose()
 
     def _begin(self) -> Any:
-        return self._actor.begin.remote(self._examples, self._group_size)
+        if self._begun is None:
+            self._begun = self._actor.begin.remote(self._examples, self._group_size)
+        return self._begun
 
-    def _retire(self, arrived: Arrived) -> Any:
-        return self._actor.retire.remote(arrived.rollout_id, arrived.snapshot_id, arrived.version)
+    def _ask(self) -> Any:
+        if self._asked is None:
+            self._asked = self._actor.next.remote(self._batch)
+        return self._asked
 
-    def _take(self, arrived: Arrived) -> Arrived:
-        self._records.append({name: arrived.result.get(name) for name in (METRICS_KEY, MASK_KEY)})
+    def _take(self, arrived: Arrived | None) -> Arrived | None:
+        self._asked = None
         self._at_hand = arrived
+        if arrived is not None:
+            self._records.append({name: arrived.result.get(name) for name in (METRICS_KEY, MASK_KEY)})
         return arrived
 
+    def _may_retire(self, arrived: Arrived) -> bool:
+        return arrived.snapshot_id is not None and arrived.rollout_id not in self._retired
+
+    def _retire(self, arrived: Arrived) -> Any:
+        name = arrived.rollout_id
+        if name not in self._retiring:
+            self._retiring[name] = self._actor.retire.remote(name, arrived.snapshot_id, arrived.version)
+        return self._retiring[name]
+
     def _accepted(self, arrived: Arrived, retired: bool) -> bool:
-        if self._at_hand is not None and self._at_hand.rollout_id == arrived.rollout_id:
+        name = arrived.rollout_id
+        self._retiring.pop(name, None)
+        if self._at_hand is not None and self._at_hand.rollout_id == name:
             self._at_hand = None
-        if arrived.snapshot_id and not retired:
-            self.kept.append(arrived.rollout_id)
-            log.warning("rollout %s was accepted, and its evidence stays: it has changed since", arrived.rollout_id)
-        return retired
+        if retired:
+            self._retired.add(name)
+        elif self._may_retire(arrived) and name not in self.kept:
+            self.kept.append(name)
+            log.warning("rollout %s was accepted, and its evidence stays: it has changed since", name)
+        return name in self._retired
