@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 import ray
 from tensordict import TensorDict
-from transfer_queue.client import AsyncTransferQueueClient  # type: ignore[import-untyped]
+from transfer_queue.client import AsyncTransferQueueClient
 
 from rolltape.errors import StoreError
 from rolltape.store.transferqueue.payload import Cells
