@@ -47,9 +47,12 @@ def reasoning(hunk: Hunk, place: Place, turns: Turns) -> str | None:
     resumed = hunk.resumes()
     longest = max((len(turns[index].reasoning or "") for index in _span(place, turns)), default=0)
     deep = place.reply and hunk.at > place.start + 1
-    if not longest or deep or resumed is None or resumed[1] >= _LONG or resumed[0] * _LONGEST < longest:
+    if not longest or deep or resumed is None:
         return None
-    return f"{resumed[0]} tokens of a turn with thinking are left out"
+    out, put_in = resumed
+    if put_in >= _LONG or out <= put_in + 1 or out * _LONGEST < longest:
+        return None
+    return f"{out} tokens of a turn with thinking are left out"
 
 
 def arguments(hunk: Hunk, place: Place, turns: Turns) -> str | None:
