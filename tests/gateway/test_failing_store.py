@@ -157,7 +157,7 @@ async def red_then_green(lab, spoil, mend, *, strict: bool) -> None:
     assert "begin_call" in await faults(lab)
     assert await readiness(lab) == (503, 1)
     await mend()
-    for _ in range(200):
+    for _ in range(600):
         if await readiness(lab) == (200, 0):
             break
         await asyncio.sleep(0.05)

@@ -103,7 +103,7 @@ async def test_the_budget_of_a_rollout_says_its_own_rates(gateway):
     [({"rollout_calls_at_once": 1}, 200, "rollout_at_once"), ({"calls_at_once": 1}, 429, "gateway_at_once")],
 )
 async def test_calls_at_once_are_bounded_and_one_that_ends_makes_room(gateway, limits, other, bound):
-    engine = ScriptedEngine(script=[Step(text="slowly", delay=0.2), *HELLO])
+    engine = ScriptedEngine(script=[Step(text="slowly", delay=0.5), *HELLO])
     async with gateway(engine=engine, limits=limits) as lab:
         running = asyncio.create_task(lab.ask("R1"))
         await until(lambda: engine.started == 1)
