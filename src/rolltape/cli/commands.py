@@ -82,10 +82,13 @@ COMMANDS = {
         "rolltape.cli.rebuild:rebuild",
         "Turn a captured rollout into training rows.\n\n"
         "Rows hold only recorded token ids. The loss mask is 1 where a token was sampled and this row owns it; "
-        "log-probs are null where it is 0. Works on a store or on a JSONL file of token entries, and freezes nothing.",
+        "log-probs are null where it is 0. Works on a store or on a JSONL file of token entries, and freezes nothing. "
+        "With --json one rollout a line. --policy and --profile read old captures anew; --diff shows what "
+        "that changes.",
         (
             "rolltape rebuild --rollout write-hello-0 --json",
             "rolltape rebuild --entries calls.jsonl --delivery calls --json",
+            "rolltape rebuild --diff-policy old.yaml --policy new.yaml",
         ),
     ),
     "export": Command(
@@ -106,7 +109,8 @@ COMMANDS = {
     "verify": Command(
         "rolltape.cli.verify:verify",
         "Derive every digest of a store anew and compare.\n\nExit status 1 when anything is damaged; each finding "
-        "names the rollout and the call.",
-        ("rolltape verify", "rolltape verify --dir rolltape-data --json"),
+        "names the rollout and the call. With --rollout the rollout is rebuilt, and its certificate printed "
+        "or checked.",
+        ("rolltape verify", "rolltape verify --rollout write-hello-0 --certificate results.jsonl"),
     ),
 }

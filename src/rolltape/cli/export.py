@@ -16,9 +16,10 @@ import msgspec
 from cyclopts import Parameter
 
 from rolltape.cli import terminal
+from rolltape.cli.policy import PolicyFile, Require, policy_of
 from rolltape.cli.rebuild import Form
 from rolltape.errors import ConfigError
-from rolltape.rebuild import DeliveryForm, rebuild
+from rolltape.rebuild import DeliveryForm, KindPolicy, Verdict, meets, rebuild
 from rolltape.record import TokenCaptureSnapshot
 from rolltape.store import CaptureStore
 
@@ -36,6 +37,8 @@ def export(
         tuple[str, ...], Parameter(negative="", show_default=False, help="Only this rollout; may be given again.")
     ] = (),
     delivery: Form = "forest",
+    policy: PolicyFile = None,
+    require: Require = None,
     include_masked: Annotated[
         bool, Parameter(negative="", show_default=False, help="Write masked and excluded rollouts too.")
     ] = False,
@@ -47,13 +50,15 @@ def export(
     if json and str(out) == STDOUT:
         raise ConfigError("--json and --out - both write to stdout", hint="give one of them a file")
 
+    rules = policy_of(policy)
+
     async def write(store: CaptureStore) -> Counter[str]:
         counts: Counter[str] = Counter()
         ids = [(await terminal.find(store, text)).rollout_id for text in rollout]
         with _whole_file(out) as file:
             for rollout_id in ids or [state.rollout_id for state in await store.rollouts()]:
                 snapshot = await store.read(rollout_id)
-                lines, left_out = _lines(snapshot, delivery, include_masked)
+                lines, left_out = _lines(snapshot, delivery, rules, include_masked, require)
                 file.writelines(lines)
                 counts["rows"] += len(lines)
                 counts[left_out or "written"] += 1
@@ -70,7 +75,11 @@ def export(
 
 
 def _lines(
-    snapshot: TokenCaptureSnapshot | None, delivery: DeliveryForm, include_masked: bool
+    snapshot: TokenCaptureSnapshot | None,
+    delivery: DeliveryForm,
+    policy: KindPolicy,
+    include_masked: bool,
+    require: Verdict | None,
 ) -> tuple[list[bytes], str]:
     """The rollout's lines, and why there are none ("" = they are written)."""
     if snapshot is None or not snapshot.entries:
@@ -78,10 +87,14 @@ def _lines(
     ending = snapshot.outcome.get("ending")
     if ending in NO_ATTEMPT and not include_masked:
         return [], f"{ending}".replace("_", " ")
-    rebuilt = rebuild(snapshot, delivery=delivery)
+    rebuilt = rebuild(snapshot, delivery=delivery, policy=policy)
+    verdict = rebuilt.metrics["certificate"]
     if rebuilt.mask_sample and not include_masked:
         return [], "masked"
-    rows = (row.to_json() | {"mask_sample": rebuilt.mask_sample} for row in rebuilt.rows if row.loss_tokens)
+    if not meets(verdict, require):
+        return [], f"{verdict}, where {require} is required"
+    told = {"mask_sample": rebuilt.mask_sample, "certificate": verdict}
+    rows = (row.to_json() | told for row in rebuilt.rows if row.loss_tokens)
     return [msgspec.json.encode(row) + b"\n" for row in rows], ""
 
 

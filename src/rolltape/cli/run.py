@@ -17,6 +17,7 @@ from rich.table import Table
 from rolltape import registry
 from rolltape.cli import terminal
 from rolltape.cli.desk import ClientDesk
+from rolltape.cli.policy import PolicyFile, Require, policy_of
 from rolltape.cli.progress import watching
 from rolltape.client import Connection, connect
 from rolltape.config import ServeConfig, read_config
@@ -61,6 +62,8 @@ def run(
     max_tokens: Annotated[
         int | None, Parameter(validator=POSITIVE, help="Tokens that one rollout may sample; no bound if not given.")
     ] = None,
+    policy: PolicyFile = None,
+    require: Require = None,
     dir: terminal.Dir = terminal.DEFAULT_DIR,
     gateway: Annotated[str | None, Parameter(help="A gateway that is serving; else one is started.")] = None,
     control_token: Annotated[
@@ -79,7 +82,7 @@ def run(
 ) -> None:
     """Run a harness over tasks: captured, checked, rewarded, delivered."""
     profile = profile_named(harness)
-    wanted = read_tasks(tasks)
+    wanted, rules = read_tasks(tasks), policy_of(policy)
     file = profile.find_config(config) if config else None
     own = read_config(
         gateway_config,
@@ -106,6 +109,8 @@ def run(
                 context_length=site.context_length,
                 time_limit=time_limit,
                 budget={name: bound for name, bound in (("calls", max_calls), ("tokens", max_tokens)) if bound},
+                policy=rules,
+                require=require,
             )
             return await run_plan(plan, site)
 

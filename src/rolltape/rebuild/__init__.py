@@ -8,8 +8,7 @@ Only recorded ids make rows: nothing is tokenised, joined by text or filled in. 
 influence on anything. What cannot be told apart masks the rollout and keeps its evidence.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any

@@ -103,8 +103,8 @@ def _may_be_torn(line: bytes) -> bool:
 
 
 def slim(row: Row) -> Row:
-    """Without the response: token arrays of a long run would fill the memory."""
-    return {name: value for name, value in row.items() if name != "response"}
+    """Without what grows with a rollout's calls: the arrays and digests of a long run would fill the memory."""
+    return {name: value for name, value in row.items() if name not in ("response", "certificate")}
 
 
 def _plain(value: Any) -> Any:

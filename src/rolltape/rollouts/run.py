@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from rolltape.delivery import METRICS_KEY, finalize_rollout_token_capture, retire_rollout_token_capture
+from rolltape.delivery import METRICS_KEY, Built, finalize_rollout_token_capture, retire_rollout_token_capture
 from rolltape.errors import ConfigError, ConflictError, RequestError, StoreError
 from rolltape.harness.launcher import Attempt, Ending, mark_of
 from rolltape.harness.process import end_marked
 from rolltape.harness.profile import Profile
+from rolltape.rebuild import KindPolicy, Verdict, meets
 from rolltape.rollouts.attempt import CommandLimits, Tried, try_task
 from rolltape.rollouts.results import REQUIRED, ResultFile, Row, Summary, slim, summarize
 from rolltape.rollouts.tasks import Task
@@ -71,7 +72,8 @@ class Plan:
 
     Workspaces live in `directory / "workspaces" / ROLLOUT_ID`; without `keep_workspaces` those of finished, delivered
     rollouts are removed. `config` is a configuration file for the harness, `context_length` the model's, in tokens
-    (None = not known).
+    (None = not known). A rollout whose certificate says less than `require` is left out, and its evidence stays.
+    `policy` says what becomes of each kind of call; None = the default.
     """
 
     tasks: Sequence[Task]
@@ -88,6 +90,8 @@ class Plan:
     budget: Mapping[str, Any] = field(default_factory=dict)
     keep_workspaces: bool = True
     labels: Mapping[str, Any] = field(default_factory=dict)
+    require: Verdict | None = None
+    policy: KindPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +219,14 @@ class _Run:
         await self._desk.outcome(rollout_id, reward=tried.reward, ending=tried.ended.ending, labels=labels)
         row = _row(self._plan, slot, rollout_id, tried, began)
         ours = address.captured and address.rebuild
-        built = await finalize_rollout_token_capture(row, self._source if ours else None)
-        if built is not None and built.retirable:
+        source = self._source if ours else None
+        built = await finalize_rollout_token_capture(row, source, policy=self._plan.policy)
+        wanted = await self._certify(row, built)
+        if built is not None and built.retirable and wanted:
             row["snapshot"] = {"snapshot_id": built.snapshot_id, "version": built.version}
         self._judge(row, address)
         self._results.append(row)
-        await retire_rollout_token_capture(rollout_id, self._source, built)
+        await retire_rollout_token_capture(rollout_id, self._source, built if wanted else None)
         self._tidy(row)
         self.rows.append(slim(row))
         self._tell(Finished(slim(row)))
@@ -260,6 +266,18 @@ class _Run:
             context_length=self._plan.context_length,
             budget_spent=budget_spent if self._plan.budget else None,
         )
+
+    async def _certify(self, row: Row, built: Built | None) -> bool:
+        """Put the certificate into the row; False where it says less than the plan requires."""
+        if built is None or built.rebuilt is None:
+            return True
+        certificate = await asyncio.to_thread(built.rebuilt.certify)
+        row["certificate"] = certificate.to_json()
+        if meets(certificate.verdict, self._plan.require):
+            return True
+        why = f"certificate: {certificate.verdict}, where {self._plan.require} is required ({certificate.reasons[0]})"
+        row["exclude"], row["excluded_reason"] = True, row["excluded_reason"] or why
+        return False
 
     def _judge(self, row: Row, address: Address) -> None:
         """What the tokens say about the rollout's use: no call at all can't be the policy's own doing."""
