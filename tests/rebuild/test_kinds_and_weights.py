@@ -133,7 +133,13 @@ def test_a_policy_file_is_read_strictly() -> None:
     assert policy.use_of("probe") is Use.CONTEXT
     assert (policy.caps["compaction"], policy.sharing) == (0.2, Sharing.PER_ROW)
     assert read_policy(policy.to_json()).to_json() == policy.to_json()
-    for wrong in ({"kinds": {"compation": "drop"}}, {"kind": {}}, {"kinds": {"title": {"cap": 2.0}}}, [1]):
+    wrongs: list[object] = [
+        {"kinds": {"compation": "drop"}},
+        {"kind": {}},
+        {"kinds": {"title": {"cap": 2.0}}},
+        [1],
+    ]
+    for wrong in wrongs:
         with pytest.raises(ConfigError):
             read_policy(wrong)
 
