@@ -75,7 +75,7 @@ $(STAMPS)/demo: pyproject.toml constraints.txt $(BIN)/python
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/torch: pyproject.toml constraints.txt $(BIN)/python
-	.ci/install --pip $(VENV) -c constraints.txt -e '.[torch,ray,transferqueue]'
+	.ci/install --pip $(VENV) -c constraints.txt -e '.[torch,ray,renderers,transferqueue]'
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/npm: .ci/npm Makefile $(BIN)/python

@@ -24,6 +24,7 @@ _SECTIONS = {
     config.EngineConfig: "engine",
     config.Limits: "limits",
     config.Retention: "retention",
+    config.ContinueConfig: "continuing",
     config.TokenIdCapture: "token_id_capture",
     config.AgentOptions: "agents.NAME",
 }

@@ -28,7 +28,7 @@ from rolltape.chat import (
 )
 from rolltape.errors import EntryError
 from rolltape.media import media_references
-from rolltape.record import NOT_THE_POLICY, Fault, LogProbKind, Outcome, TokenEntry
+from rolltape.record import CONTINUATION, NOT_THE_POLICY, Fault, LogProbKind, Outcome, TokenEntry
 from rolltape.tokens import FloatArray, IntArray, log_probs, token_ids
 
 T = TypeVar("T")
@@ -73,6 +73,8 @@ class ModelCall:
         self.started: Started | None = None
         self.finished: Finished | None = None
         self.first_token_at: float | None = None
+        self.continuation: str | None = None
+        """How the prompt came about where recorded ids were to be gone on from; None = they were not."""
         self._ids: list[int] = []
         self._log_probs: list[float | None] = []
         self._token_texts: list[str] = []
@@ -211,8 +213,16 @@ class ModelCall:
             output_items=tuple(self._output_items()) if who.keep_texts else (),
             request_text=msgspec.json.encode(who.request) if who.keep_texts else None,
             media=media_references(who.request),
-            extra={} if who.engine_name is None else {NOT_THE_POLICY: who.engine_name},
+            extra=self._extra(),
         )
+
+    def _extra(self) -> dict[str, Any]:
+        extra: dict[str, Any] = {}
+        if self.identity.engine_name is not None:
+            extra[NOT_THE_POLICY] = self.identity.engine_name
+        if self.continuation is not None:
+            extra[CONTINUATION] = self.continuation
+        return extra
 
     def _arrays(self) -> tuple[IntArray, IntArray, FloatArray, tuple[str, ...]]:
         """Prompt ids, sampled ids, log-probs; what no array can hold is left out whole and named."""

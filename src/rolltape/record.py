@@ -27,6 +27,8 @@ from rolltape.tokens import FloatArray, IntArray
 SCHEMA_VERSION = 1
 NOT_THE_POLICY = "not_the_policy"
 """In `TokenEntry.extra`: the name of the engine that answered where it was not the policy's."""
+CONTINUATION = "continuation"
+"""In `TokenEntry.extra`, in the mode `continue`: "continued: CALL by RENDERER", or "observed: " and why."""
 
 
 class Outcome(StrEnum):

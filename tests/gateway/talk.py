@@ -26,10 +26,10 @@ class Prompted(ScriptedEngine):
         self.trims = trims
         super().__init__(script=lambda request, number: self.steps.popleft(), **options)
 
-    def _plan(self, request, sampling, step):
+    def _plan(self, prompt, request, sampling, step):
         if self.trims:
             request = replace(request, messages=tuple(map(_trimmed, request.messages)))
-        return super()._plan(request, sampling, step)
+        return super()._plan(prompt, request, sampling, step)
 
 
 def _trimmed(message):

@@ -8,11 +8,12 @@ printed: what may hold one is left out of every representation and every message
 
 from rolltape.config.capture import AgentOptions, TokenIdCapture
 from rolltape.config.file import read_config
-from rolltape.config.values import POLICY, EngineConfig, Limits, Retention, ServeConfig
+from rolltape.config.values import POLICY, ContinueConfig, EngineConfig, Limits, Retention, ServeConfig
 
 __all__ = [
     "POLICY",
     "AgentOptions",
+    "ContinueConfig",
     "EngineConfig",
     "Limits",
     "Retention",

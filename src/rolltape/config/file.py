@@ -16,7 +16,7 @@ import yaml
 from rolltape.chat import SAMPLING_FIELDS
 from rolltape.config import capture
 from rolltape.config.capture import AgentOptions, TokenIdCapture
-from rolltape.config.values import POLICY, EngineConfig, Limits, Retention, ServeConfig
+from rolltape.config.values import POLICY, ContinueConfig, EngineConfig, Limits, Retention, ServeConfig
 from rolltape.errors import ConfigError
 from rolltape.registry import nearest
 
@@ -161,6 +161,7 @@ def _convert(values: dict[str, Any]) -> ServeConfig:
         ("engine", EngineConfig),
         ("limits", Limits),
         ("retention", Retention),
+        ("continuing", ContinueConfig),
         (_BLOCK, TokenIdCapture),
     ):
         _refuse_unknown(values.get(name), kind, f"{name}.")

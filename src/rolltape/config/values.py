@@ -60,6 +60,15 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long a client may take nothing of what waits for it before its connection is cut."""
 
 
+class ContinueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a recorded sequence is gone on from in the mode `continue`."""
+
+    tokenizer: str | None = None
+    """The model's tokenizer directory, for the `renderers` library; None: the engine's own template alone."""
+    renderer: str | None = None
+    """Which of the library's renderers writes this model's turns, for example qwen3. None: the library decides."""
+
+
 class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When the file store lets go of evidence. The gateway removes it in the background."""
 
@@ -88,6 +97,10 @@ class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What happens to a model call that names no rollout."""
     strict: bool = False
     """True: a call whose entry cannot be made durable fails. False: it succeeds and the rollout is marked."""
+    mode: Literal["observe", "continue"] = "observe"
+    """observe: the engine renders every prompt. continue: a call that goes on from a recorded one is given its ids and
+    the new messages alone, where that can be proved exact."""
+    continuing: ContinueConfig = ContinueConfig()
     texts: bool = True
     """Keep requests and replies as text beside the tokens, for people."""
     sampling_overrides: dict[str, Any] = {}

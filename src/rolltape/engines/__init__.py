@@ -7,9 +7,10 @@ It never pads, repairs or re-tokenises: what it does not know it leaves out, and
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rolltape.chat import ChatRequest, EngineEvent
+from rolltape.tokens import IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,4 +66,22 @@ class Engine(Protocol):
 
     async def healthy(self) -> bool:
         """True when a call would be taken now."""
+        ...
+
+
+@runtime_checkable
+class TokenPrompted(Protocol):
+    """An engine that can be given the prompt as token ids and still parses the reply as a turn of chat."""
+
+    async def render(self, request: ChatRequest) -> IntArray:
+        """(P,) the ids that `Engine.generate` would give the model, generation prompt included."""
+        ...
+
+    def generate_from(
+        self, prompt_token_ids: IntArray, request: ChatRequest, sampling: Mapping[str, Any]
+    ) -> AsyncIterator[EngineEvent]:
+        """As `Engine.generate`, of exactly these ids; `request` says how to read the reply.
+
+        `Started.prompt_token_ids` are those that the engine really took.
+        """
         ...

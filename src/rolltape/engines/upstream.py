@@ -15,7 +15,8 @@ from rolltape.chat import EngineEvent
 from rolltape.engines import ServedModel
 from rolltape.engines.http import EngineServer, Refusal
 from rolltape.engines.openai_answer import AnswerReader
-from rolltape.errors import ConfigError, EngineBroken, EngineUnavailable, RequestError
+from rolltape.errors import ConfigError, EngineBroken, EngineUnavailable, EntryError, RequestError
+from rolltape.tokens import IntArray, token_ids
 
 MODELS_SECONDS = 60.0
 
@@ -103,6 +104,13 @@ class Upstream:
         if type(count) is not int:
             raise EngineBroken(f"{self.name} counted no tokens")
         return count
+
+    async def tokens(self, body: dict[str, Any]) -> IntArray:
+        """The ids that `/tokenize` gives."""
+        try:
+            return token_ids((await self.server().post("/tokenize", body)).get("tokens") or ())
+        except EntryError as error:
+            raise EngineBroken(f"{self.name} tokenized to what is no list of ids: {error.message}") from error
 
     def server(self) -> EngineServer:
         """Raises `EngineUnavailable` before `start` and after `close`."""

@@ -25,6 +25,7 @@ from rolltape.engines import Engine
 from rolltape.errors import EngineBroken, EngineRefused, RateLimited, RequestError
 from rolltape.gateway.address import Address
 from rolltape.gateway.admission import Admission
+from rolltape.gateway.continuing import Observing, continuing
 from rolltape.gateway.exchange import ClientGone, Exchange
 from rolltape.gateway.fleet import Chosen, Fleet
 from rolltape.gateway.limits import Limiter, Rates
@@ -60,6 +61,11 @@ class _Call:
     def reply_id(self) -> str:
         return f"{self.protocol.reply_prefix}{self.id}"
 
+    @property
+    def steered(self) -> bool:
+        """Whether its prompt may be made of recorded ids: one of the policy's, in a rollout."""
+        return self.chosen.is_policy and self.address.captured and self.address.rollout_id is not None
+
     async def begun(self) -> None:
         if self.tape is not None:
             await self.tape.begun()
@@ -76,6 +82,7 @@ class CallServer:
         limits = config.limits
         self._usual = Rates(limits.rollout_calls_per_minute, limits.rollout_calls_at_once)
         self._limiter = Limiter(Rates(limits.calls_per_minute, limits.calls_at_once), time.monotonic())
+        self._observing, self._continuing = Observing(), continuing(config)
         self.admission = Admission(store)
         self.marks = Marks(store)
         self.ids_arrive = True
@@ -161,6 +168,8 @@ class CallServer:
                     await self._sample_in_time(call, channel)
                 entry = await self._ended(call, Outcome.COMPLETED, "")
                 await self._record(call, entry)
+                if call.steered and call.machine is not None:
+                    self._continuing.remember(call.request, entry, call.machine)
             except ClientGone:
                 await self._close(call, Outcome.CANCELLED, "the client left before the reply was complete")
                 return
@@ -250,7 +259,10 @@ class CallServer:
         first = True
         try:
             refuse_media(engine, call.request)
-            async with aclosing(cast("Any", engine.generate(call.request, sampling))) as events:
+            told = (self._continuing if call.steered else self._observing).events(
+                engine, call.request, sampling, call.machine
+            )
+            async with aclosing(cast("Any", told)) as events:
                 async for event in events:
                     call.machine.feed(event, time.time())
                     if first:

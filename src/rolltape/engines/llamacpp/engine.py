@@ -22,7 +22,7 @@ from rolltape.engines.llamacpp.models import ensure_model, model_name
 from rolltape.engines.llamacpp.reading import LOOK_AHEAD, CompletionReader, StopText, Vocabulary
 from rolltape.engines.llamacpp.tools import ToolCallParser
 from rolltape.errors import ConfigError, EngineBroken, EngineRefused, EngineUnavailable, RequestError
-from rolltape.tokens import token_ids
+from rolltape.tokens import IntArray, token_ids
 
 CONTEXT = 8192
 """Tokens for each slot when nothing else is said: what the default model was trained for."""
@@ -130,7 +130,25 @@ class LlamaCppEngine:
 
     async def generate(self, request: ChatRequest, sampling: Mapping[str, Any]) -> AsyncIterator[EngineEvent]:
         """See `Engine.generate`. A prompt that fills the context is refused before anything is sampled."""
-        ids = await self._render(request)
+        async with aclosing(self._generate(await self._render(request), request, sampling)) as events:
+            async for event in events:
+                yield event
+
+    async def render(self, request: ChatRequest) -> IntArray:
+        """See `TokenPrompted`."""
+        return token_ids(await self._render(request))
+
+    async def generate_from(
+        self, prompt_token_ids: IntArray, request: ChatRequest, sampling: Mapping[str, Any]
+    ) -> AsyncIterator[EngineEvent]:
+        """See `TokenPrompted`."""
+        async with aclosing(self._generate(prompt_token_ids.tolist(), request, sampling)) as events:
+            async for event in events:
+                yield event
+
+    async def _generate(
+        self, ids: list[int], request: ChatRequest, sampling: Mapping[str, Any]
+    ) -> AsyncGenerator[EngineEvent, None]:
         room = self._context - len(ids)
         if room < 1:
             raise _too_long(self._context, len(ids))

@@ -63,6 +63,11 @@ class Asked:
         clamp = {"max_tokens": room}
         return replace(self, body=self.body | clamp, applied=self.applied | clamp)
 
+    def with_prompt(self, ids: list[int]) -> "Asked":
+        """The same with `ids` in place of what vLLM renders of the messages."""
+        given = {**(self.body.get("kv_transfer_params") or {}), "prompt_token_ids": ids}
+        return replace(self, body=self.body | {"kv_transfer_params": given})
+
 
 def ask(
     request: ChatRequest,

@@ -7,7 +7,7 @@ to the caller, is it asked again, with what the prompt leaves. Closing the itera
 vLLM abort the generation.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
@@ -23,6 +23,7 @@ from rolltape.engines.vllm.reading import VllmReader
 from rolltape.engines.vllm.refusals import leaves_no_room, refusal
 from rolltape.errors import EngineRefused
 from rolltape.media import media_parts
+from rolltape.tokens import IntArray, token_ids
 
 URL = "http://127.0.0.1:8000"
 
@@ -73,6 +74,29 @@ class VllmEngine(ObservedEngine):
 
     async def generate(self, request: ChatRequest, sampling: Mapping[str, Any]) -> AsyncIterator[EngineEvent]:
         """See `Engine.generate`."""
+        async with aclosing(self._generate(None, request, sampling)) as told:
+            async for event in told:
+                yield event
+
+    async def render(self, request: ChatRequest) -> IntArray:
+        """See `TokenPrompted`. By `/tokenize`."""
+        if isinstance(request.prompt, tuple):
+            return token_ids(request.prompt)
+        served = await self._upstream.served(request.model)
+        return await self._upstream.tokens(tokenize_body(request, served.name))
+
+    async def generate_from(
+        self, prompt_token_ids: IntArray, request: ChatRequest, sampling: Mapping[str, Any]
+    ) -> AsyncIterator[EngineEvent]:
+        """See `TokenPrompted`. By the chat endpoint, which takes the ids in place of what it rendered and parses the
+        reply as ever."""
+        async with aclosing(self._generate(prompt_token_ids, request, sampling)) as told:
+            async for event in told:
+                yield event
+
+    async def _generate(
+        self, prompt: IntArray | None, request: ChatRequest, sampling: Mapping[str, Any]
+    ) -> AsyncGenerator[EngineEvent, None]:
         served = await self._upstream.served(request.model)
         asked = ask(
             request,
@@ -82,6 +106,8 @@ class VllmEngine(ObservedEngine):
             mode=self._mode,
             tool_grammar=self._tool_grammar,
         )
+        if prompt is not None:
+            asked = asked.with_prompt(prompt.tolist())
         async with AsyncExitStack() as stack:
             response, asked = await self._send(stack, asked, served.context_length)
             streamed = response.content_type != "application/json"

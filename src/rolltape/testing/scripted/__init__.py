@@ -6,7 +6,8 @@ template append-only, its log-probs are a known function of id and position, and
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from msgspec.structs import replace
@@ -89,6 +90,25 @@ class ScriptedEngine:
 
     async def generate(self, request: ChatRequest, sampling: Mapping[str, Any]) -> AsyncIterator[EngineEvent]:
         """The script's next reply, or its fault."""
+        async with aclosing(self._generate(None, request, sampling)) as events:
+            async for event in events:
+                yield event
+
+    async def render(self, request: ChatRequest) -> IntArray:
+        """The prompt ids of `request`."""
+        return self._render(request)
+
+    async def generate_from(
+        self, prompt_token_ids: IntArray, request: ChatRequest, sampling: Mapping[str, Any]
+    ) -> AsyncIterator[EngineEvent]:
+        """The script's next reply to exactly these ids."""
+        async with aclosing(self._generate(prompt_token_ids, request, sampling)) as events:
+            async for event in events:
+                yield event
+
+    async def _generate(
+        self, prompt: IntArray | None, request: ChatRequest, sampling: Mapping[str, Any]
+    ) -> AsyncGenerator[EngineEvent, None]:
         self.seen.append((request, sampling))
         step = self._answer(request, self.started)
         if request.prompt is not None:
@@ -97,7 +117,7 @@ class ScriptedEngine:
         self.started += 1
         self.alive += 1
         try:
-            for action in self._plan(request, sampling, step):
+            for action in self._plan(prompt, request, sampling, step):
                 if isinstance(action, RequestError):
                     raise action
                 if isinstance(action, Wait):
@@ -118,9 +138,11 @@ class ScriptedEngine:
     def _render(self, request: ChatRequest) -> IntArray:
         return render(request, images=self.gives.images)
 
-    def _plan(self, request: ChatRequest, sampling: Mapping[str, Any], step: Step) -> list[Action]:
+    def _plan(
+        self, prompt: IntArray | None, request: ChatRequest, sampling: Mapping[str, Any], step: Step
+    ) -> list[Action]:
         return plan(
-            self._render(request),
+            self._render(request) if prompt is None else prompt,
             sampling,
             step,
             context_length=self._context_length,
