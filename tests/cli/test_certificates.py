@@ -1,10 +1,15 @@
 """Certificates, requirements, other policies and profiles, and differences of training sets, on the command line."""
 
+import asyncio
 import json
-import sqlite3
-from contextlib import closing
 
-from rolltape.store.sqlite.schema import FILE_NAME
+from rolltape.store import TokenCaptureStore
+
+
+async def rewarded_otherwise(directory):
+    store = TokenCaptureStore(directory)
+    await store.set_outcome("task-a-0", reward=0.125, ending="finished", labels={})
+    await store.close()
 
 
 def test_a_certificate_holds_until_the_store_changes(rolltape, store_dir, tmp_path):
@@ -18,8 +23,7 @@ def test_a_certificate_holds_until_the_store_changes(rolltape, store_dir, tmp_pa
     assert held.json["certificate"] == built.json["certificate"]
     assert "the certificate holds" in rolltape(*verify).out
 
-    with closing(sqlite3.connect(store_dir / FILE_NAME)) as db, db:
-        db.execute("UPDATE rollouts SET reward = 0.125")
+    asyncio.run(rewarded_otherwise(store_dir))
     changed = rolltape(*verify)
     assert changed.status == 1
     assert "differs: the outcome, or what is known to be lost, has changed" in changed.out

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,20 @@ async def test_the_row_is_durable_before_its_evidence_is_retired(tmp_path: Path,
     assert seen == [["t-0"]]
     steps = [line for line in desk.log if "t-0" in line]
     assert steps.index("create t-0") < steps.index("outcome t-0") < steps.index("freeze t-0") < steps.index("drop t-0")
+
+
+async def test_what_says_less_than_is_required_is_left_out_and_its_evidence_stays(
+    tmp_path: Path, desk: FolderDesk
+) -> None:
+    plan = replace(make_plan(tmp_path, ONE, CALL), require="exact")
+
+    summary = await run(plan, desk)
+
+    (row,) = rows_of(plan)
+    assert row["certificate"]["verdict"] == "usable"
+    assert row["excluded_reason"].startswith("certificate: usable, where exact is required (")
+    assert (summary.excluded, desk.retired()) == (1, set())
+    assert "snapshot" not in row
 
 
 async def test_evidence_that_outlived_its_row_is_retired_at_the_next_start(tmp_path: Path, desk: FolderDesk) -> None:
