@@ -35,6 +35,7 @@ def test_a_file_is_read_and_flags_win(tmp_path):
         ("a: [", "not YAML"),
         ("port: 70000", "70000"),
         ("host: 0.0.0.0\nauth: open", "loopback|0.0.0.0"),
+        ("call_policy: {kinds: {compation: drop}}", "the policy names a kind .compation."),
     ],
 )
 def test_a_mistake_is_an_error_that_says_where(tmp_path, text, told):

@@ -24,6 +24,7 @@ from rolltape.config import ServeConfig, read_config
 from rolltape.errors import ConfigError
 from rolltape.gateway.serve import TOKEN_FILE, running
 from rolltape.harness import Profile, find_profile
+from rolltape.rebuild import read_policy
 from rolltape.rollouts import Plan, Summary, read_tasks, run_rollouts
 from rolltape.store import TokenSource
 
@@ -82,7 +83,7 @@ def run(
 ) -> None:
     """Run a harness over tasks: captured, checked, rewarded, delivered."""
     profile = profile_named(harness)
-    wanted, rules = read_tasks(tasks), policy_of(policy)
+    wanted = read_tasks(tasks)
     file = profile.find_config(config) if config else None
     own = read_config(
         gateway_config,
@@ -93,6 +94,7 @@ def run(
         port=0,
         auth="keys",
     )
+    rules = policy_of(policy) if policy is not None else read_policy(own.call_policy)
 
     async def within() -> Summary:
         site_of = there(gateway, control_token, dir, model) if gateway else here(own, profile)

@@ -18,6 +18,7 @@ from rolltape.config import capture
 from rolltape.config.capture import AgentOptions, TokenIdCapture
 from rolltape.config.values import POLICY, ContinueConfig, EngineConfig, Limits, Retention, ServeConfig
 from rolltape.errors import ConfigError
+from rolltape.rebuild import read_policy
 from rolltape.registry import nearest
 
 _BLOCK = "token_id_capture"
@@ -184,6 +185,7 @@ def _refuse_unknown(values: Any, kind: type[msgspec.Struct], where: str) -> None
 
 
 def _checked(config: ServeConfig) -> ServeConfig:
+    read_policy(config.call_policy)
     for name in config.sampling_overrides:
         if name not in SAMPLING_FIELDS:
             raise ConfigError(

@@ -105,6 +105,8 @@ class ServeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keep requests and replies as text beside the tokens, for people."""
     sampling_overrides: dict[str, Any] = {}
     """Applied last, over everything a harness sends."""
+    call_policy: dict[str, Any] = {}
+    """What becomes of each kind of call when rollouts are rebuilt, and how rows share a rollout's weight."""
     model_aliases: tuple[str, ...] | dict[str, str] = ()
     """Further model names, and what answers to each: `NAME: ENGINE`, or a list of names that the policy answers to
     (`NAME=ENGINE` for another). "*" = any, "claude-haiku-*" = all that begin so; the longest that fits decides."""

@@ -22,7 +22,7 @@ from rolltape.gateway.control import shapes
 from rolltape.gateway.control.document import openapi
 from rolltape.gateway.control.operations import Operation, arguments, checked_id, operation, operations
 from rolltape.gateway.unforeseen import log_unforeseen
-from rolltape.rebuild import DeliveryForm, rebuild
+from rolltape.rebuild import DeliveryForm, read_policy, rebuild
 from rolltape.store import PolicyState, RolloutState
 
 if TYPE_CHECKING:
@@ -170,7 +170,8 @@ class Control:
         snapshot = await self._gateway.store.read(rollout_id)
         if snapshot is None:
             raise _unknown(rollout_id)
-        built = await asyncio.to_thread(rebuild, snapshot, delivery=delivery)
+        policy = read_policy(self._gateway.config.call_policy)
+        built = await asyncio.to_thread(rebuild, snapshot, delivery=delivery, policy=policy)
         return shapes.Rows(**built.to_json())
 
     @operation("POST", f"{_ONE}/retire", 410)
