@@ -19,7 +19,7 @@ import msgspec
 
 from rolltape.chat import ChatRequest, Json, Message
 from rolltape.media import media_parts
-from rolltape.record import Outcome, TokenEntry
+from rolltape.record import CONTINUATION, Outcome, TokenEntry
 from rolltape.tokens import IntArray
 
 CLEAN_ENDS = ("stop", "tool_calls")
@@ -52,6 +52,8 @@ class Recorded:
     sequence: IntArray
     """(P+G,) its prompt and generation, the stop token last."""
     prompt_tokens: int
+    rendered: bool = True
+    """The engine rendered the prompt from messages; False: it was gone on from recorded ids itself."""
 
     @property
     def stop(self) -> int:
@@ -90,7 +92,12 @@ def recorded(request: ChatRequest, entry: TokenEntry, reply: Message, stop_seque
     if request.prompt is not None or not (ended and sampled and entry.ids_exact):
         return None
     return Recorded(
-        entry.model_call_id, opening(request), _key(reply), entry.sequence, prompt_tokens=len(entry.prompt_token_ids)
+        entry.model_call_id,
+        opening(request),
+        _key(reply),
+        entry.sequence,
+        prompt_tokens=len(entry.prompt_token_ids),
+        rendered=not str(entry.extra.get(CONTINUATION, "")).startswith("continued"),
     )
 
 
