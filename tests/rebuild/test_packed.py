@@ -1,18 +1,32 @@
 """Packed rows: each shared prefix once, and every row found again to the bit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rolltape.rebuild import rebuild
 from rolltape.rebuild.packed import NOBODY, START, ModelShape, pack, saving
-from rolltape.record import Row
+from rolltape.record import Row, TokenCaptureSnapshot, TokenEntry
 
 
 def row(ids: list[int], mask: list[int] | None = None, name: str = "r") -> Row:
     loss = np.array(mask or [0] * len(ids), np.int8)
     said = np.where(loss == 1, -np.arange(1, len(ids) + 1, dtype=np.float32) / 8, np.nan).astype(np.float32)
     return Row(name, "rollout", np.array(ids, np.int32), loss, said, ())
+
+
+def entry(name: str, prompt: list[int], generation: list[int]) -> TokenEntry:
+    said = [-0.5] * len(generation)
+    return TokenEntry(
+        rollout_id="R",
+        model_call_id=name,
+        prompt_token_ids=prompt,
+        generation_token_ids=generation,
+        generation_log_probs=said,
+    )
 
 
 def test_a_shared_prefix_is_written_once():
@@ -52,6 +66,24 @@ def test_an_owner_that_comes_second_is_kept_in_a_shared_stretch():
     assert packed.token_ids.tolist() == [1, 2, 3, 4]
     assert packed.owners.tolist() == [NOBODY, 1, NOBODY, 1]
     assert packed.log_probs[1] == pytest.approx(-2 / 8)
+
+
+def test_rows_that_were_shown_different_images_share_nothing():
+    one, other = (replace(row([1, 2, 3]), media=({"sha256": name},)) for name in "ab")
+    assert pack([one, other, one]).token_ids.tolist() == [1, 2, 3, 1, 2, 3]
+
+
+def test_a_rollout_is_delivered_packed():
+    calls = [entry("a", [1, 2], [3]), entry("b", [1, 2, 3, 4], [5]), entry("c", [1, 2, 9], [6])]
+    snapshot = TokenCaptureSnapshot("R", tuple(calls), False, "s", 1)
+    forest, packed = rebuild(snapshot), rebuild(snapshot, delivery="packed")
+    (told,) = packed.to_json()["rows"]
+    assert told["token_ids"] == [1, 2, 3, 4, 5, 9, 6]
+    assert sum(told["loss_mask"]) == forest.metrics["generated_tokens_delivered"] == 3
+    for single, again in zip(forest.to_json()["rows"], told["packed_rows"], strict=True):
+        assert [told["token_ids"][place] for place in again["gather"]] == single["token_ids"]
+        assert again["spans"] == single["spans"]
+    assert [p is None for p in told["log_probs"]] == [m == 0 for m in told["loss_mask"]]
 
 
 def test_no_rows_are_an_empty_sequence():

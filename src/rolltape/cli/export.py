@@ -94,7 +94,7 @@ def _lines(
     if not meets(verdict, require):
         return [], f"{verdict}, where {require} is required"
     told = {"mask_sample": rebuilt.mask_sample, "certificate": verdict}
-    rows = (row.to_json() | told for row in rebuilt.rows if row.loss_tokens)
+    rows = (row | told for row in rebuilt.delivered() if any(row["loss_mask"]))
     return [msgspec.json.encode(row) + b"\n" for row in rows], ""
 
 

@@ -25,7 +25,7 @@ Form: TypeAlias = Annotated[
     DeliveryForm,
     Parameter(
         help="forest: one row per chain, each sampled token owned once. chain: the chain that ends in the last call, "
-        "as a Responses payload. calls: one row per call."
+        "as a Responses payload. calls: one row per call. packed: the whole tree in one sequence, shared prefixes once."
     ),
 ]
 

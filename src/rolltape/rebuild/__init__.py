@@ -19,6 +19,7 @@ from rolltape.rebuild.certificate import Certificate, certify, differences, judg
 from rolltape.rebuild.checks import Case, Check, Checked, Verdict, every_check, wrong_digests
 from rolltape.rebuild.kinds import by_structure
 from rolltape.rebuild.metrics import measure
+from rolltape.rebuild.packed import PackedRows, pack
 from rolltape.rebuild.policy import RETRY, KindPolicy, Sharing, Use, kind_of, read_policy
 from rolltape.rebuild.rows import Dealt, DeliveryForm, Ownership, Status, deal
 from rolltape.rebuild.terminal import Attribution, Witnesses, attribute, hear
@@ -34,6 +35,7 @@ __all__ = [
     "DeliveryForm",
     "KindPolicy",
     "Ownership",
+    "PackedRows",
     "PrefixBreak",
     "Rebuilt",
     "Sharing",
@@ -43,6 +45,7 @@ __all__ = [
     "Witnesses",
     "differences",
     "meets",
+    "pack",
     "read_policy",
     "rebuild",
     "with_advantages",
@@ -108,6 +111,11 @@ class Rebuilt:
         return self.certify()
 
     @property
+    def packed(self) -> PackedRows:
+        """The rows as one sequence, whatever their form."""
+        return pack(self.rows)
+
+    @property
     def error(self) -> str | None:
         """Why there is nothing to train on; None if there is something."""
         error: str | None = self.metrics.get("error")
@@ -119,7 +127,7 @@ class Rebuilt:
             "snapshot_id": self.snapshot_id,
             "version": self.version,
             "delivery": self.delivery,
-            "rows": [row.to_json() for row in self.rows],
+            "rows": self.delivered(),
             "mask_sample": self.mask_sample,
             "mask_reasons": list(self.mask_reasons),
             "metrics": dict(self.metrics),
@@ -130,6 +138,12 @@ class Rebuilt:
             "tree": [node.to_json() for node in self.tree],
             "certificate": self.certificate.to_json(),
         }
+
+    def delivered(self) -> list[dict[str, Any]]:
+        """The rows as JSON values; where they are packed, the one that holds them all."""
+        if self.delivery == "packed" and self.rows:
+            return [self.packed.to_json()]
+        return [row.to_json() for row in self.rows]
 
 
 def rebuild(

@@ -8,6 +8,8 @@ A token has at most one owner here too. Two rows that sampled the same id after 
 group often do) each own theirs, with an advantage of its own: there the tree forks, though the ids agree. Packing thus
 never changes what a loss sums over, only how often a prefix is computed.
 
+An image is the same placeholders whatever it shows: rows that were shown different ones share nothing.
+
 Whether that pays is a question of cost, not of tokens: see `Saving`. Merged chains have most of the gain inside of one
 rollout already; a group that shares a long prompt has more.
 """
@@ -92,6 +94,7 @@ class PackedRows:
             "row_id": "+".join(sorted({row.rollout_id for row in self.rows})) + ":packed",
             "rollout_ids": sorted({row.rollout_id for row in self.rows}),
             "model_call_ids": list(dict.fromkeys(call for row in self.rows for call in row.model_call_ids)),
+            "kind": "packed",
             "token_ids": self.token_ids.tolist(),
             "loss_mask": self.loss_mask.tolist(),
             "log_probs": tokens.json_log_probs(self.log_probs),
@@ -108,6 +111,7 @@ class PackedRows:
                     "kind": row.kind,
                     "reward": row.reward,
                     "weight": row.weight,
+                    "spans": row.to_json()["spans"],
                     "gather": places.tolist(),
                 }
                 for row, places in zip(self.rows, self.gather, strict=True)
@@ -135,10 +139,14 @@ class _Node:
 
 def pack(rows: Sequence[Row]) -> PackedRows:
     """`rows`, of one rollout or of several, as one sequence. Their order is kept among the branches of a fork."""
-    root = _Node(np.empty(0, np.int32), np.empty(0, np.int32), 0, None)
+    roots: dict[str, _Node] = {}
     for index, row in enumerate(rows):
-        _lay(root, row, index, rows)
-    return _written(root, tuple(rows))
+        _lay(roots.setdefault(repr(row.media), _root()), row, index, rows)
+    return _written([*roots.values()], tuple(rows))
+
+
+def _root() -> _Node:
+    return _Node(np.empty(0, np.int32), np.empty(0, np.int32), 0, None)
 
 
 def _lay(root: _Node, row: Row, index: int, rows: Sequence[Row]) -> None:
@@ -180,15 +188,15 @@ def _split(node: _Node, at: int, rows: Sequence[Row]) -> None:
     node.children[int(rest.ids[0])].append(rest)
 
 
-def _written(root: _Node, rows: tuple[Row, ...]) -> PackedRows:
-    order = _preorder(root)
+def _written(roots: Sequence[_Node], rows: tuple[Row, ...]) -> PackedRows:
+    order = _preorder(roots)
     starts = dict(zip(map(id, order), np.cumsum([0, *(len(node.ids) for node in order)]).tolist(), strict=False))
     number = {id(node): index for index, node in enumerate(order)}
     segments = tuple(
         Segment(
             start=starts[id(node)],
             end=starts[id(node)] + len(node.ids),
-            parent=None if node.parent is None or node.parent is root else number[id(node.parent)],
+            parent=number.get(id(node.parent)),
             position=node.depth,
         )
         for node in order
@@ -197,7 +205,7 @@ def _written(root: _Node, rows: tuple[Row, ...]) -> PackedRows:
     gather: list[IntArray] = [np.empty(0, np.int32)] * len(rows)
     for node in order:
         for index in node.ends:
-            gather[index] = _places(node, root, starts)[: len(rows[index].token_ids)]
+            gather[index] = _places(node, starts)[: len(rows[index].token_ids)]
     return PackedRows(
         rows=rows,
         token_ids=_frozen(_joined([node.ids for node in order])),
@@ -211,20 +219,21 @@ def _written(root: _Node, rows: tuple[Row, ...]) -> PackedRows:
     )
 
 
-def _preorder(root: _Node) -> list[_Node]:
+def _preorder(roots: Sequence[_Node]) -> list[_Node]:
+    """All but the roots, which hold no ids."""
     found: list[_Node] = []
-    waiting = [*root.in_order()][::-1]
+    waiting = [node for root in roots for node in root.in_order()][::-1]
     while waiting:
         found.append(node := waiting.pop())
         waiting.extend([*node.in_order()][::-1])
     return found
 
 
-def _places(node: _Node, root: _Node, starts: dict[int, int]) -> IntArray:
+def _places(node: _Node, starts: dict[int, int]) -> IntArray:
     """Where the ids from the start of a row to the end of `node` are."""
     runs = []
     at: _Node | None = node
-    while at is not None and at is not root:
+    while at is not None and at.parent is not None:
         runs.append(np.arange(starts[id(at)], starts[id(at)] + len(at.ids), dtype=np.int32))
         at = at.parent
     return _joined(runs[::-1])

@@ -1,8 +1,9 @@
 """Rows: which sampled token is trained where.
 
-Three forms of one tree. `forest`: one row per path that ends in a trained call, the ids of that call's prompt and
-generation and no others. `chain`: the one path that ends in the terminal call. `calls`: one row per call. In each of
-them a sampled token is owned by at most one row's loss; what no row owns has a named reason.
+Four forms of one tree. `forest`: one row per path that ends in a trained call, the ids of that call's prompt and
+generation and no others. `chain`: the one path that ends in the terminal call. `calls`: one row per call. `packed`: the
+rows of `forest`, to be laid into one sequence (see `packed`). In each of them a sampled token is owned by at most one
+row's loss; what no row owns has a named reason.
 """
 
 import math
@@ -21,7 +22,7 @@ from rolltape.rebuild.tree import CallTree
 from rolltape.rebuild.weights import weigh
 from rolltape.record import LogProbKind, Outcome, Row, Span, TokenEntry
 
-DeliveryForm = Literal["chain", "forest", "calls"]
+DeliveryForm = Literal["chain", "forest", "calls", "packed"]
 
 
 class Status(StrEnum):
@@ -164,7 +165,7 @@ def _paths(form: DeliveryForm, tree: CallTree, able: _Candidates, terminal: str 
             last = _deepest_usable(tree, able, terminal)
             if last is not None:
                 yield tree.path(last)
-        case "forest":
+        case "forest" | "packed":
             for leaf in _leaves(tree, able, _deepest_usable(tree, able, terminal)):
                 yield tree.path(leaf)
         case other:
