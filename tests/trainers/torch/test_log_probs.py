@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from rolltape.errors import ConfigError
 from rolltape.rebuild.packed import pack
 from rolltape.record import Row
-from rolltape.trainers.torch import gathered, packed_log_probs, row_log_probs
+from rolltape.trainers.torch import batch_log_probs, gathered, packed_log_probs, row_log_probs
 
 pytestmark = pytest.mark.real
 
@@ -96,6 +96,33 @@ def test_a_group_with_the_same_first_sampled_id_keeps_each_ones_own_gradient():
     found = gradients(model, together[0].nansum() - 3 * together[1].nansum())
     expected = gradients(model, row_log_probs(model, rows[0]).nansum() - 3 * row_log_probs(model, rows[1]).nansum())
     assert ((expected - found).norm() / expected.norm()).item() < 1e-5
+
+
+def longer(prompt: int, branches: int) -> list[Row]:
+    """Rows that share a prompt of so many ids."""
+    dice = np.random.default_rng(2)
+    shared = dice.integers(0, 300, prompt)
+    mask = np.array([0] * prompt + [1] * 10, np.int8)
+    said = np.where(mask == 1, -0.5, np.nan).astype(np.float32)
+    ids = [np.concatenate([shared, dice.integers(0, 300, 10)]).astype(np.int32) for _ in range(branches)]
+    return [Row(f"r{n}", f"x{n}", one, mask, said, ()) for n, one in enumerate(ids)]
+
+
+@pytest.mark.parametrize(("prompt", "pays"), [(100, True), (1, False)])
+def test_rows_are_packed_where_that_pays_and_give_the_same_either_way(prompt, pays):
+    model, rows = llama(), longer(prompt, 4)
+    found, estimate = batch_log_probs(model, rows)
+    assert estimate.pays is pays
+    for one, row in zip(found, rows, strict=True):
+        assert (one - row_log_probs(model, row)).abs().nan_to_num().max().item() < 1e-5
+
+
+def test_a_model_that_cannot_take_a_tree_gets_its_rows_one_by_one():
+    windows = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
+    model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, **HEADS, head_dim=16, **windows)).float().eval()
+    rows = longer(100, 4)
+    found, _ = batch_log_probs(model, rows)
+    assert all(torch.isfinite(one[row.loss_mask == 1]).all() for one, row in zip(found, rows, strict=True))
 
 
 def test_log_probs_are_those_of_a_plain_forward_pass():
