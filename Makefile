@@ -28,7 +28,7 @@ demo: $(STAMPS)/demo ## a real harness on a real small model: 24 rollouts, captu
 test: $(STAMPS)/test ## the tests, except those that drive third-party programs
 	$(BIN)/python -m pytest -m "not real"
 
-test-real: $(STAMPS)/test $(STAMPS)/fuzz $(STAMPS)/demo $(STAMPS)/torch $(STAMPS)/strace $(STAMPS)/postgres $(STAMPS)/npm $(VLLM)/.stamp $(NEMO_GYM)/.stamp ## the tests that drive real harnesses and models; skips are failures
+test-real: $(STAMPS)/test $(STAMPS)/fuzz $(STAMPS)/demo $(STAMPS)/torch $(STAMPS)/strace $(STAMPS)/bwrap $(STAMPS)/postgres $(STAMPS)/npm $(VLLM)/.stamp $(NEMO_GYM)/.stamp ## the tests that drive real harnesses and models; skips are failures
 	$(BIN)/python -m pytest -m real --no-skips
 
 lint: $(STAMPS)/lint ## style, types, the floors, and the rules of the house
@@ -85,6 +85,10 @@ $(STAMPS)/npm: .ci/npm Makefile $(BIN)/python
 
 $(STAMPS)/strace: $(BIN)/python
 	.ci/need strace
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/bwrap: $(BIN)/python
+	.ci/need bwrap bubblewrap
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/postgres: $(BIN)/python

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from rolltape.config import ServeConfig, read_config
 from rolltape.errors import ConfigError
 from rolltape.gateway.serve import TOKEN_FILE, running
 from rolltape.harness import Profile, find_profile
+from rolltape.harness.sandbox import Sandbox, Wanted, sandbox_for
 from rolltape.rebuild import read_policy
 from rolltape.rollouts import Plan, Summary, read_tasks, run_rollouts
 from rolltape.store import TokenSource
@@ -79,6 +80,13 @@ def run(
     ] = None,
     engine_url: Annotated[str | None, Parameter(help="Where that engine is; for scripted a script file.")] = None,
     model: Annotated[str | None, Parameter(help="The model to ask for; if not given, the first one served.")] = None,
+    sandbox: Annotated[
+        Wanted,
+        Parameter(
+            help="Keep harnesses from the store, from each other's workspaces and from this process: by bubblewrap, or "
+            "as root by a user each. auto: where one works; required: or not at all."
+        ),
+    ] = "auto",
     json: terminal.Json = False,
 ) -> None:
     """Run a harness over tasks: captured, checked, rewarded, delivered."""
@@ -99,6 +107,7 @@ def run(
     async def within() -> Summary:
         site_of = there(gateway, control_token, dir, model) if gateway else here(own, profile)
         async with site_of as site:
+            chosen = await confined(sandbox, profile, dir, (dir, out, tasks))
             plan = Plan(
                 tasks=wanted,
                 profile=profile,
@@ -109,6 +118,7 @@ def run(
                 concurrency=concurrency,
                 config=file,
                 context_length=site.context_length,
+                sandbox=chosen,
                 time_limit=time_limit,
                 budget={name: bound for name, bound in (("calls", max_calls), ("tokens", max_tokens)) if bound},
                 policy=rules,
@@ -125,6 +135,15 @@ def run(
     if summary.rows and summary.excluded == len(summary.rows):
         reason = summary.rows[0].get("excluded_reason")
         terminal.fail(f"no rollout can be used; the first: {reason}", f"its output is under {dir / 'workspaces'}")
+
+
+async def confined(wanted: Wanted, profile: Profile, directory: Path, hidden: Sequence[Path]) -> Sandbox:
+    """What harnesses run in, said aloud."""
+    program = profile.find_executable(os.environ.get("PATH", os.defpath))
+    chosen = await sandbox_for(wanted, directory, hidden, (program,))
+    if wanted != "off":
+        terminal.note(f"sandbox: {chosen.name}" + (", harnesses can read the store" if chosen.name == "none" else ""))
+    return chosen
 
 
 def profile_named(name: str) -> Profile:

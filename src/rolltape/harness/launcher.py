@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from rolltape.errors import ConfigError
 from rolltape.harness.process import Command, Exit, run_process
 from rolltape.harness.profile import CONFIG_ARGS, CONTEXT_ARGS, Profile, Report, fill
+from rolltape.harness.sandbox import Open, Sandbox
 
 REPORT_BYTES = 256 << 20
 
@@ -77,6 +78,7 @@ class Attempt:
     config: Path | None = None
     context_length: int | None = None
     budget_spent: Callable[[], Awaitable[bool]] | None = None
+    sandbox: Sandbox = field(default_factory=Open)
     grace: float = 5.0
     """Seconds between SIGTERM and SIGKILL."""
 
@@ -125,7 +127,7 @@ def clean_env(home: Path, tmp: Path) -> dict[str, str]:
 async def launch(profile: Profile, attempt: Attempt) -> Ended:
     """Run the harness of `profile` to its end. Cancelling ends its processes; a failure to start is an ending."""
     try:
-        command = _prepared_command(profile, attempt)
+        command = attempt.sandbox.enter(_prepared_command(profile, attempt), attempt.directory)
     except (ConfigError, OSError) as error:
         return Ended(Ending.COULD_NOT_START, 0.0, detail=str(error))
     done = await run_process(command, attempt.budget_spent)

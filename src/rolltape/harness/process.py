@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -60,6 +61,8 @@ class Command:
     time_limit: float
     grace: float = GRACE_S
     keep_bytes: int = KEEP_BYTES
+    user: int | None = None
+    """The user and group that run it, and no other group; None = ours."""
 
 
 async def run_process(command: Command, stop: Callable[[], Awaitable[bool]] | None = None) -> Exit:
@@ -80,6 +83,7 @@ async def run_process(command: Command, stop: Callable[[], Awaitable[bool]] | No
                 stdout=out.take_write_end(),
                 stderr=err.take_write_end(),
                 start_new_session=True,
+                **_identity(command.user),
             )
         except (OSError, ValueError) as error:
             return Exit(None, time.monotonic() - began, error=str(error))
@@ -92,6 +96,10 @@ async def run_process(command: Command, stop: Callable[[], Awaitable[bool]] | No
         why = await _until_over(process, command, stop)
     code = process.returncode
     return Exit(code, time.monotonic() - began, timed_out=why == "timed_out", stopped=why == "stopped")
+
+
+def _identity(user: int | None) -> dict[str, Any]:
+    return {} if user is None else {"user": user, "group": user, "extra_groups": []}
 
 
 def end_marked(mark: str) -> int:

@@ -74,10 +74,16 @@ async def try_task(task: Task, profile: Profile, attempt: Attempt, limits: Comma
     failed = await _set_up(task, attempt, limits.setup)
     if failed is not None:
         return Tried(failed, None)
-    ended = await launch(profile, attempt)
-    if task.check is None or not ended.ending.has_reward:
-        return Tried(ended, None)
-    return Tried(ended, await _check(task.check, attempt, limits.check))
+    try:
+        attempt.sandbox.take(attempt.directory)
+        ended = await launch(profile, attempt)
+        if task.check is None or not ended.ending.has_reward:
+            return Tried(ended, None)
+        return Tried(ended, await _check(task.check, attempt, limits.check))
+    except OSError as error:
+        return Tried(Ended(Ending.COULD_NOT_START, 0.0, detail=f"the sandbox failed: {error}"), None)
+    finally:
+        attempt.sandbox.give_back(attempt.directory)
 
 
 def reward_of(exit_code: int, output: str) -> float:
@@ -116,7 +122,7 @@ def _write_files(task: Task, workspace: Path) -> None:
 async def _check(command: str, attempt: Attempt, time_limit: float) -> Check:
     try:
         _restore(attempt)
-        prepared = _command(command, attempt, "check", time_limit)
+        prepared = attempt.sandbox.enter(_command(command, attempt, "check", time_limit), attempt.directory)
     except OSError as error:
         return Check(None, None, False, 0.0, f"the check could not start: {error}")
     done = await run_process(prepared)

@@ -25,6 +25,7 @@ from rolltape.errors import ConfigError, ConflictError, RequestError, StoreError
 from rolltape.harness.launcher import Attempt, Ending, mark_of
 from rolltape.harness.process import end_marked
 from rolltape.harness.profile import Profile
+from rolltape.harness.sandbox import Open, Sandbox
 from rolltape.rebuild import KindPolicy, Verdict, meets
 from rolltape.rollouts.attempt import CommandLimits, Tried, try_task
 from rolltape.rollouts.results import REQUIRED, ResultFile, Row, Summary, slim, summarize
@@ -73,7 +74,7 @@ class Plan:
     Workspaces live in `directory / "workspaces" / ROLLOUT_ID`; without `keep_workspaces` those of finished, delivered
     rollouts are removed. `config` is a configuration file for the harness, `context_length` the model's, in tokens
     (None = not known). A rollout whose certificate says less than `require` is left out, and its evidence stays.
-    `policy` says what becomes of each kind of call; None = the default.
+    `policy` says what becomes of each kind of call; None = the default. `sandbox` is what harnesses and checks run in.
     """
 
     tasks: Sequence[Task]
@@ -92,6 +93,7 @@ class Plan:
     labels: Mapping[str, Any] = field(default_factory=dict)
     require: Verdict | None = None
     policy: KindPolicy | None = None
+    sandbox: Sandbox = field(default_factory=Open)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +267,7 @@ class _Run:
             config=self._plan.config,
             context_length=self._plan.context_length,
             budget_spent=budget_spent if self._plan.budget else None,
+            sandbox=self._plan.sandbox,
         )
 
     async def _certify(self, row: Row, built: Built | None) -> bool:
@@ -338,6 +341,7 @@ def _row(plan: Plan, slot: _Slot, rollout_id: str, tried: Tried, began: float) -
         "harness": plan.profile.name,
         "harness_version": tried.ended.version or plan.profile.version,
         "model": plan.model,
+        "sandbox": plan.sandbox.name,
         **tried.facts(),
         "started_at": began,
         "workspace": str(plan.directory.absolute() / "workspaces" / rollout_id / "workspace"),

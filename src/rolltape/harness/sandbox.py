@@ -1,0 +1,240 @@
+"""What a harness can reach beside the folder of its attempt: not the store, not the workspaces of others, not us.
+
+Two ways, tried for real before a run begins, since either may be there and be forbidden:
+
+* `Bubblewrap`: a file system that is read-only but for the attempt, with a /tmp of its own and nothing in the hidden
+  places; processes of its own, so that no other can be seen, signalled or traced.
+* `OwnUser`: where we are root, a user for each attempt that owns nothing but the attempt's folder. Files that everybody
+  may read stay readable.
+
+`Open` is none. The network is not cut: the gateway is reached by it. Whoever sets a task up is trusted, so that its
+set-up runs outside; the check runs what the agent left behind, so that it runs within.
+"""
+
+import contextlib
+import errno
+import itertools
+import os
+import pwd
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias
+
+from rolltape.errors import ConfigError
+from rolltape.harness.process import Command, run_process
+
+Wanted: TypeAlias = Literal["auto", "required", "off"]
+USERS = range(1_000_000, 1_100_000)
+"""Where users for attempts are taken from: above what systems give to people and services."""
+SHARED_TMP = Path("/tmp")  # noqa: S108 - what other users see of it is what this is about
+
+
+class Sandbox(Protocol):
+    """How the commands of attempts are started. `name` is what results say."""
+
+    @property
+    def name(self) -> str: ...
+
+    def take(self, directory: Path) -> None:
+        """Make an attempt's folder, and all that is in it by now, the harness's own."""
+        ...
+
+    def enter(self, command: Command, directory: Path) -> Command:
+        """`command` within the sandbox of the attempt in `directory`."""
+        ...
+
+    def give_back(self, directory: Path) -> None:
+        """The attempt is over: its folder is the caller's again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """No sandbox: the harness may do what the user may who runs it."""
+
+    name: str = "none"
+
+    def take(self, directory: Path) -> None:
+        """It is the harness's as it is."""
+
+    def enter(self, command: Command, directory: Path) -> Command:
+        """As it is."""
+        return command
+
+    def give_back(self, directory: Path) -> None:
+        """Nothing was taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bubblewrap:
+    """By `bwrap`. `hidden`: folders that are empty within, and files that are."""
+
+    executable: str
+    hidden: tuple[Path, ...] = ()
+    name: str = "bubblewrap"
+
+    def take(self, directory: Path) -> None:
+        """It is bound into the sandbox; no owner changes."""
+
+    def enter(self, command: Command, directory: Path) -> Command:
+        """Behind `bwrap`, which dies with us and takes everything in it along."""
+        within = [*self._view(directory), "--chdir", str(command.cwd), "--"]
+        return replace(command, args=[self.executable, *within, *command.args])
+
+    def give_back(self, directory: Path) -> None:
+        """Nothing was taken."""
+
+    def _view(self, directory: Path) -> Iterator[str]:
+        yield from ("--die-with-parent", "--unshare-pid", "--unshare-ipc", "--unshare-cgroup-try")
+        yield from ("--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", str(SHARED_TMP))
+        for path in _programs_in(SHARED_TMP):
+            yield from ("--ro-bind", str(path), str(path))
+        for path in self.hidden:
+            if path.is_dir():
+                yield from ("--tmpfs", str(path))
+            elif path.exists() and not path.is_relative_to(SHARED_TMP):
+                yield from ("--ro-bind", os.devnull, str(path))
+        yield from ("--bind", str(directory), str(directory))
+
+
+@dataclass(frozen=True, slots=True)
+class OwnUser:
+    """By a user of its own, for root. `shared`: folders whose names may not be listed, but which lead to attempts."""
+
+    shared: tuple[Path, ...] = ()
+    name: str = "uid"
+    _users: dict[Path, int] = field(default_factory=dict)
+    _next: Iterator[int] = field(default_factory=lambda: itertools.count(os.getpid() * 16 % len(USERS)))
+
+    def take(self, directory: Path) -> None:
+        for folder in self.shared:
+            folder.chmod(0o711)
+        self._users[directory] = user = self._users.get(directory) or self._free()
+        _own(directory, user)
+
+    def enter(self, command: Command, directory: Path) -> Command:
+        """As the attempt's user; what was put into its folder meanwhile becomes that user's."""
+        user = self._users[directory]
+        _own(directory, user)
+        return replace(command, user=user)
+
+    def give_back(self, directory: Path) -> None:
+        if self._users.pop(directory, None) is not None:
+            _own(directory, os.getuid())
+
+    def _free(self) -> int:
+        taken = set(self._users.values())
+        for number in self._next:
+            user = USERS[number % len(USERS)]
+            if user not in taken and not _known(user):
+                return user
+        raise AssertionError("the numbers do not end")
+
+
+async def sandbox_for(wanted: Wanted, directory: Path, hidden: Sequence[Path], programs: Sequence[str]) -> Sandbox:
+    """The strongest sandbox that works here for attempts under `directory`.
+
+    `hidden` are the places that no harness may read, `directory` among them or not; `programs` are absolute paths that
+    must be runnable within. Raises `ConfigError` where one is required and none works, naming why.
+    """
+    if wanted == "off":
+        return Open()
+    reasons = []
+    for way in _ways(directory, hidden):
+        why = way if isinstance(way, str) else await _fails(way, directory, programs)
+        if not why and not isinstance(way, str):
+            return way
+        reasons.append(why)
+    if wanted == "required":
+        raise ConfigError(
+            f"no sandbox works here: {'; '.join(reasons)}",
+            hint="install bubblewrap, or run as root; --sandbox off trusts the harness",
+        )
+    return Open()
+
+
+def _ways(directory: Path, hidden: Sequence[Path]) -> Iterator[Sandbox | str]:
+    """Each way, or why it is none."""
+    executable = shutil.which("bwrap")
+    places = tuple(path.absolute() for path in (directory, *hidden))
+    yield Bubblewrap(executable, places) if executable else "bubblewrap (bwrap) is not installed"
+    shared = directory.absolute(), directory.absolute() / "workspaces"
+    yield OwnUser(shared) if os.getuid() == 0 else "a user for each attempt takes root"
+
+
+async def _fails(sandbox: Sandbox, directory: Path, programs: Sequence[str]) -> str:
+    """Why `sandbox` does not do what it should, "" if it does: tried with a secret, a folder, and the programs."""
+    try:
+        with _trial(sandbox, directory, programs) as command:
+            done = await run_process(command)
+            said = " ".join(f"{_text(command.stdout)} {_text(command.stderr)}".split())
+    except OSError as error:
+        return f"{sandbox.name} failed: {error}"
+    return "" if done.code == 0 else f"{sandbox.name} failed: {said or done.error or done.code}"
+
+
+@contextlib.contextmanager
+def _trial(sandbox: Sandbox, directory: Path, programs: Sequence[str]) -> Iterator[Command]:
+    """A command that ends well exactly where an attempt can write in its folder, run the programs, and read nothing of
+    the workspace beside it."""
+    workspaces = directory.absolute() / "workspaces"
+    workspaces.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=".probe-", dir=workspaces))
+    attempt, secret = folder / "attempt", folder / "secret"
+    try:
+        folder.chmod(0o711)
+        secret.touch(mode=0o600)
+        attempt.mkdir(mode=0o700)
+        sandbox.take(attempt)
+        tests = [": > written", f"! cat {shlex.quote(str(secret))} 2> /dev/null"]
+        tests += [f"test -x {shlex.quote(program)}" for program in programs]
+        script = "\n".join(f"{test} || {{ echo {shlex.quote(f'not so: {test}')}; exit 1; }}" for test in tests)
+        command = Command(
+            args=["/bin/sh", "-c", script],
+            cwd=attempt,
+            env={"PATH": os.environ.get("PATH", os.defpath)},
+            mark=str(folder),
+            stdout=folder / "stdout",
+            stderr=folder / "stderr",
+            time_limit=10.0,
+        )
+        yield sandbox.enter(command, attempt)
+    finally:
+        sandbox.give_back(attempt)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _programs_in(place: Path) -> Iterator[Path]:
+    """Environments under `place` that programs on PATH and this Python come from, for a sandbox that covers it."""
+    roots = [Path(sys.prefix), Path(sys.base_prefix)]
+    roots += [Path(entry).parent for entry in os.environ.get("PATH", "").split(os.pathsep) if entry]
+    for root in dict.fromkeys(path.absolute() for path in roots):
+        if root != place and root.is_relative_to(place) and root.is_dir():
+            yield root
+
+
+def _own(directory: Path, user: int) -> None:
+    """Everything in `directory`, links themselves and not what they lead to."""
+    os.chown(directory, user, user, follow_symlinks=False)
+    for folder, _, _, handle in os.fwalk(directory, follow_symlinks=False):
+        for name in os.listdir(handle):
+            try:
+                os.chown(name, user, user, dir_fd=handle, follow_symlinks=False)
+            except OSError as error:
+                if error.errno != errno.ENOENT:
+                    raise OSError(error.errno, f"{folder}/{name} cannot be given to user {user}") from error
+
+
+def _known(user: int) -> bool:
+    with contextlib.suppress(KeyError):
+        return bool(pwd.getpwuid(user))
+    return False
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace")[:500] if path.is_file() else ""
