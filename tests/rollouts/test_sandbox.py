@@ -15,7 +15,7 @@ import pytest
 
 from rollouts.folder_desk import script_profile
 from rolltape.errors import ConfigError
-from rolltape.harness import Attempt
+from rolltape.harness import Attempt, Profile
 from rolltape.harness.sandbox import Bubblewrap, Open, Sandbox, sandbox_for
 from rolltape.rollouts.attempt import CommandLimits, Tried, try_task
 from rolltape.rollouts.tasks import Task
@@ -34,7 +34,8 @@ def place() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-async def tried(place: Path, sandbox: Sandbox, script: str, *, name: str = "t-0", **task: object) -> Tried:
+async def tried(place: Path, sandbox: Sandbox, script: str | Profile, *, name: str = "t-0", **task: object) -> Tried:
+    profile = script_profile(script) if isinstance(script, str) else script
     directory = place / "workspaces" / name
     attempt = Attempt(
         rollout_id=name,
@@ -48,7 +49,7 @@ async def tried(place: Path, sandbox: Sandbox, script: str, *, name: str = "t-0"
         sandbox=sandbox,
     )
     wanted = Task(id="t", prompt="do it", **task)  # type: ignore[arg-type]
-    return await try_task(wanted, script_profile(script), attempt, CommandLimits())
+    return await try_task(wanted, profile, attempt, CommandLimits())
 
 
 @pytest.fixture(params=["bubblewrap", "uid"])
@@ -181,6 +182,17 @@ async def test_a_program_that_cannot_be_run_within_is_named(sandbox: Sandbox | N
 
 
 def test_this_python_is_reachable_in_a_sandbox_of_its_own_tmp() -> None:
-    view = [*Bubblewrap("bwrap")._view(Path("/work"))]
-    if Path(sys.prefix).is_relative_to("/tmp"):
-        assert sys.prefix in view
+    inside = Path(sys.prefix).is_relative_to("/tmp")
+    assert (sys.prefix in [*Bubblewrap("bwrap")._view(Path("/work"), ())]) == inside
+
+
+async def test_a_script_of_a_harness_is_found_though_tmp_is_its_own(place: Path, tmp_path: Path) -> None:
+    sandbox = await sandbox_for("auto", place, (tmp_path / "tasks",), ())
+    if not isinstance(sandbox, Bubblewrap):
+        return
+    (tmp_path / "tasks").write_text("SECRET")
+    (tmp_path / "harness.sh").write_text(f"cp {tmp_path}/tasks . ; touch ran {tmp_path}/planted; exit 0")
+    profile = script_profile("", command=("{executable}", str(tmp_path / "harness.sh")))
+    done = await tried(place, sandbox, profile, check="test -e ran && test ! -s tasks")
+    assert done.reward == 1.0
+    assert not (tmp_path / "planted").exists()

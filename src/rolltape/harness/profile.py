@@ -40,10 +40,14 @@ ReportedEnding = Literal["finished", "budget", "crashed"]
 
 
 class ConfigFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file that must be there before the harness starts. Both are templates; `path` leads into the attempt."""
+    """A file that must be there before the harness starts: `path` leads into the attempt, and is a template.
+
+    So is `text`; `source` is a file beside the profile that is copied as it is, in its place.
+    """
 
     path: str
-    text: str
+    text: str = ""
+    source: str = ""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,6 +106,8 @@ class Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Request headers that differ between chains (a session or sub-agent id), lower case."""
     retry_header: str = ""
     """The header that counts repeats of one request, "" = none."""
+    overflow: str = ""
+    """Pattern of the words in a refusal on which it makes room and goes on, "" = a prompt too long ends it."""
     kinds: tuple[KindMark, ...] = ()
     """The first mark that fits decides."""
 
@@ -160,6 +166,7 @@ def read_profile(path: Path) -> Profile:
         raise ConfigError(f"cannot read the harness profile {str(file)!r}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{file} is no harness profile: {error}") from error
+    profile = _with_sources(profile, file)
     _check(profile, file)
     return _with_absolute_configs(profile, file.parent)
 
@@ -224,9 +231,25 @@ def _templates(profile: Profile) -> Iterator[str]:
 
 def _patterns(profile: Profile) -> Iterator[str]:
     yield profile.calls.user_agent
+    yield profile.calls.overflow
     yield from (pattern for mark in profile.calls.kinds for pattern in mark.when.values())
     if profile.report:
         yield from profile.report.endings.values()
+
+
+def _with_sources(profile: Profile, file: Path) -> Profile:
+    return msgspec.structs.replace(profile, files=tuple(_with_source(one, file) for one in profile.files))
+
+
+def _with_source(wanted: ConfigFile, file: Path) -> ConfigFile:
+    """With the text of its source, so that a profile holds everything that an attempt gets."""
+    if not wanted.source:
+        return wanted
+    try:
+        text = (file.parent / wanted.source).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot read its file {wanted.source!r}: {error}") from error
+    return ConfigFile(wanted.path, text.replace("{", "{{").replace("}", "}}"))
 
 
 def _with_absolute_configs(profile: Profile, folder: Path) -> Profile:

@@ -33,6 +33,8 @@ USERS = range(1_000_000, 1_100_000)
 """Where users for attempts are taken from: above what systems give to people and services."""
 SHARED_TMP = Path("/tmp")  # noqa: S108 - what other users see of it is what this is about
 
+MAX_PATH = 4096
+
 
 class Sandbox(Protocol):
     """How the commands of attempts are started. `name` is what results say."""
@@ -83,21 +85,21 @@ class Bubblewrap:
 
     def enter(self, command: Command, directory: Path) -> Command:
         """Behind `bwrap`, which dies with us and takes everything in it along."""
-        within = [*self._view(directory), "--chdir", str(command.cwd), "--"]
+        within = [*self._view(directory, _named_in(command)), "--chdir", str(command.cwd), "--"]
         return replace(command, args=[self.executable, *within, *command.args])
 
     def give_back(self, directory: Path) -> None:
         """Nothing was taken."""
 
-    def _view(self, directory: Path) -> Iterator[str]:
+    def _view(self, directory: Path, named: Sequence[Path]) -> Iterator[str]:
         yield from ("--die-with-parent", "--unshare-pid", "--unshare-ipc", "--unshare-cgroup-try")
         yield from ("--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", str(SHARED_TMP))
-        for path in _programs_in(SHARED_TMP):
+        for path in _kept_in(SHARED_TMP, named):
             yield from ("--ro-bind", str(path), str(path))
         for path in self.hidden:
             if path.is_dir():
                 yield from ("--tmpfs", str(path))
-            elif path.exists() and not path.is_relative_to(SHARED_TMP):
+            elif path.exists():
                 yield from ("--ro-bind", os.devnull, str(path))
         yield from ("--bind", str(directory), str(directory))
 
@@ -209,13 +211,19 @@ def _trial(sandbox: Sandbox, directory: Path, programs: Sequence[str]) -> Iterat
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _programs_in(place: Path) -> Iterator[Path]:
-    """Environments under `place` that programs on PATH and this Python come from, for a sandbox that covers it."""
-    roots = [Path(sys.prefix), Path(sys.base_prefix)]
-    roots += [Path(entry).parent for entry in os.environ.get("PATH", "").split(os.pathsep) if entry]
-    for root in dict.fromkeys(path.absolute() for path in roots):
-        if root != place and root.is_relative_to(place) and root.is_dir():
-            yield root
+def _kept_in(place: Path, named: Sequence[Path]) -> Iterator[Path]:
+    """Folders under `place` that a harness needs although the sandbox covers it: the environments of this Python and of
+    the programs on PATH, the folder that we run in, and those of files that its command names."""
+    folders = [Path(sys.prefix), Path(sys.base_prefix), Path.cwd(), *(path.parent for path in named)]
+    folders += [Path(entry).parent for entry in os.environ.get("PATH", "").split(os.pathsep) if entry]
+    for folder in sorted({path.absolute() for path in folders}):  # outer ones first: they would cover the inner ones
+        if folder != place and folder.is_relative_to(place) and folder.is_dir():
+            yield folder
+
+
+def _named_in(command: Command) -> list[Path]:
+    words = (*command.args, *command.env.values())
+    return [Path(word) for word in words if word.startswith("/") and len(word) < MAX_PATH and Path(word).exists()]
 
 
 def _own(directory: Path, user: int) -> None:
