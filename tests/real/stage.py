@@ -24,6 +24,7 @@ from rolltape.client import connect
 from rolltape.config import ServeConfig
 from rolltape.gateway.serve import running
 from rolltape.harness import builtin_profiles
+from rolltape.harness.sandbox import sandbox_for
 from rolltape.rebuild import rebuild
 from rolltape.record import Row, TokenCaptureSnapshot, TokenEntry
 from rolltape.rollouts import Address, Plan, Task, run_rollouts
@@ -111,7 +112,7 @@ async def play(
     context_length: int = 1_000_000,
     budget: Mapping[str, Any] | None = None,
 ) -> Played:
-    """Run `harness` once. `cut` cuts the connection of the n-th call; `env` is put on top of the profile's."""
+    """Run `harness` once, in a sandbox. `cut` cuts the connection of the n-th call; `env` goes on top of the profile's."""
     profile = builtin_profiles()[harness]
     profile = msgspec.structs.replace(profile, env={**profile.env, **(env or {})})
     engine = ScriptedEngine(script=script, context_length=context_length)
@@ -120,7 +121,9 @@ async def play(
         gateway = await stack.enter_async_context(running(config, engine=engine))
         connection = await stack.enter_async_context(connect(gateway.url, gateway.control_token))
         port = await stack.enter_async_context(relay(urlsplit(gateway.url).port or 0, cut))
+        program = profile.find_executable(os.environ.get("PATH", os.defpath))
         plan = Plan(
+            sandbox=await sandbox_for("required", folder / "data", (folder / "out.jsonl",), (program,)),
             tasks=[Task("t", prompt, check=check)],
             profile=profile,
             model="scripted",

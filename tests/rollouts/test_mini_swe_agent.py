@@ -1,6 +1,7 @@
 """mini-swe-agent itself, unmodified, against the real gateway: how it ends, and that every sampled token is kept."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rolltape.client import connect
 from rolltape.config import ServeConfig
 from rolltape.gateway.serve import running
 from rolltape.harness import builtin_profiles
+from rolltape.harness.sandbox import sandbox_for
 from rolltape.rollouts import Plan, Task, run_rollouts
 from rolltape.testing.scripted import Fault, ScriptedEngine, Step
 
@@ -95,3 +97,13 @@ async def test_a_spent_budget_is_its_ending(tmp_path: Path) -> None:
     rows = await play(tmp_path, ("good",), budget={"calls": 1})
 
     assert (rows["good"]["ending"], rows["good"]["reward"], rows["good"]["exclude"]) == ("budget", 1.0, False)
+
+
+async def test_in_a_sandbox_it_works_as_ever(tmp_path: Path) -> None:
+    profile = builtin_profiles()["mini-swe-agent"]
+    program = profile.find_executable(os.environ["PATH"])
+    sandbox = await sandbox_for("required", tmp_path / "data", (tmp_path / "out.jsonl",), (program,))
+
+    rows = await play(tmp_path, ("good",), sandbox=sandbox)
+
+    assert (rows["good"]["sandbox"], rows["good"]["reward"]) == (sandbox.name, 1.0)

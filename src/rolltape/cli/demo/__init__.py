@@ -15,7 +15,7 @@ from typing import Any
 from rolltape.cli import terminal
 from rolltape.cli.demo.picture import longest, outcomes, row_picture
 from rolltape.cli.look import call_tree
-from rolltape.cli.run import here, interruptible, profile_named, run_plan
+from rolltape.cli.run import confined, here, interruptible, profile_named, run_plan
 from rolltape.config import read_config
 from rolltape.engines.llamacpp.models import ensure_model
 from rolltape.errors import ConfigError
@@ -79,6 +79,7 @@ def _run(directory: Path) -> Summary:
                 concurrency=AT_ONCE,
                 config=profile.find_config(HARNESS_CONFIG),
                 context_length=site.context_length,
+                sandbox=await confined("auto", profile, directory, (directory, results)),
                 time_limit=TIME_LIMIT,
             )
             return await run_plan(plan, site)
