@@ -59,15 +59,15 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) 2>/dev/null || $(PYTHON) -m venv --without-pip $(VENV)
 
 $(STAMPS)/test: pyproject.toml constraints.txt $(BIN)/python
-	$(INSTALL) -e . --group test
+	$(INSTALL) -e '.[pool]' --group test
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/fuzz: pyproject.toml constraints.txt $(BIN)/python
-	$(INSTALL) -e . --group test --group fuzz
+	$(INSTALL) -e '.[pool]' --group test --group fuzz
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/lint: pyproject.toml constraints.txt $(BIN)/python
-	$(INSTALL) -e . --group lint --group test
+	$(INSTALL) -e '.[pool]' --group lint --group test
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/demo: pyproject.toml constraints.txt $(BIN)/python

@@ -1,4 +1,4 @@
-"""Extensions by name: the only door to protocols, engines, stores and harness profiles, built-ins included.
+"""Extensions by name: the only door to protocols, engines, stores, filters and harness profiles, built-ins included.
 
 An extension is an entry point in the group `rolltape.<kind>s`. Its name is what the operator writes.
 """
@@ -13,7 +13,7 @@ from rolltape.errors import ConfigError
 from rolltape.harness.profile import Profile
 from rolltape.wire import WireProtocol
 
-Kind: TypeAlias = Literal["protocol", "engine", "store", "harness"]
+Kind: TypeAlias = Literal["protocol", "engine", "store", "harness", "filter"]
 
 
 @cache

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolltape.trainers.advantages import advantages, dr_grpo, grpo, rloo
+from rolltape.trainers.advantages import advantages, dr_grpo, grouped, grpo, rloo
 
 
 def test_a_group_is_compared_with_itself():
@@ -30,9 +30,31 @@ def test_leave_one_out_compares_with_the_others():
     assert rloo([1.0, 0.0, 0.0]) == [1.0, -0.5, -0.5]
 
 
-def test_a_reward_that_is_no_number_is_refused():
-    with pytest.raises(ValueError, match="reward of a"):
-        advantages({"a": float("nan")}, {"a": "t"})
+@pytest.mark.parametrize(
+    ("rewards", "masked", "reason"),
+    [
+        ([1.0, 0.0, float("nan"), 1.0], {}, "the reward is nan"),
+        ([1.0, 0.0, None, 1.0], {}, "there is no reward"),
+        ([1.0, 0.0, 0.0, 1.0], {"r2": "incomplete"}, "masked: incomplete"),
+    ],
+)
+def test_what_has_no_reward_or_is_masked_has_no_vote(rewards, masked, reason):
+    """Case ED-04 and its variant: the same numbers."""
+    named = {f"r{n}": reward for n, reward in enumerate(rewards)}
+    groups = dict.fromkeys(named, "g1")
+    group = grouped(named, groups, masked)["g1"]
+
+    assert (group.usable, group.excluded) == (3, {"r2": reason})
+    assert (group.mean, group.spread) == (pytest.approx(0.6667, abs=1e-4), pytest.approx(0.4714, abs=1e-4))
+    found = advantages(named, groups, masked=masked)
+    assert found == advantages({"r0": 1.0, "r1": 0.0, "r3": 1.0}, groups)
+    assert "r2" not in found
+
+
+def test_a_group_in_which_nobody_votes_has_no_numbers():
+    group = grouped({"a": None}, {"a": "t"})["t"]
+    assert (group.usable, group.mean, group.spread) == (0, None, None)
+    assert advantages({"a": None}, {"a": "t"}) == {}
 
 
 @pytest.mark.parametrize("baseline", [grpo, dr_grpo, rloo])

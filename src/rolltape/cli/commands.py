@@ -98,6 +98,17 @@ COMMANDS = {
         "appears whole or not at all. Nothing is frozen or retired.",
         ("rolltape export --out rows.jsonl", "rolltape export --rollout write-hello-0 --delivery calls --out -"),
     ),
+    "pool": Command(
+        "rolltape.cli.pool:pool",
+        "Keep rollouts beyond their run: filter, draw, weigh and ask them.\n\n"
+        "A pool is a folder of Parquet files, or a place in any object store that pyarrow opens; several writers need no "
+        "lock. Filters label, with reasons, and delete nothing; what was drawn says from what. Wants the extra `pool`.",
+        (
+            "rolltape pool add --dir rolltape-data --results results.jsonl",
+            "rolltape pool query 'select task_id, avg(reward) from rollouts group by 1'",
+            "rolltape pool sample --n 8 --by group_id --where usable --out rows.jsonl",
+        ),
+    ),
     "gc": Command(
         "rolltape.cli.gc:gc",
         "Remove what retention lets go of.\n\n"
