@@ -43,13 +43,19 @@ def pages() -> dict[str, str]:
 
 def _cli() -> Iterator[str]:
     yield "# The command line\n\nWhat `rolltape COMMAND --help` says.\n"
-    for name in ("", *COMMANDS):
-        yield f"\n## rolltape {name}".rstrip() + f"\n\n```text\n{_help(name)}\n```\n"
+    yield _page()
+    for name, command in COMMANDS.items():
+        yield _page(name)
+        yield from (_page(name, below) for below in command.commands)
 
 
-def _help(command: str) -> str:
+def _page(*commands: str) -> str:
+    return f"\n## {' '.join(['rolltape', *commands])}\n\n```text\n{_help(commands)}\n```\n"
+
+
+def _help(commands: tuple[str, ...]) -> str:
     page = io.StringIO()
-    app.help_print([command] if command else [], console=Console(file=page, width=100, no_color=True))
+    app.help_print(commands, console=Console(file=page, width=100, no_color=True))
     return "\n".join(line.rstrip() for line in page.getvalue().rstrip().splitlines())
 
 

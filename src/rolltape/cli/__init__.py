@@ -12,7 +12,7 @@ from cyclopts import App
 from cyclopts.exceptions import CycloptsError, UnknownCommandError
 
 from rolltape.cli import terminal
-from rolltape.cli.commands import COMMANDS
+from rolltape.cli.commands import COMMANDS, epilogue
 from rolltape.errors import RolltapeError
 
 
@@ -22,21 +22,18 @@ def _usage_error(error: CycloptsError) -> str:
     return terminal.worded(str(error), " ".join(["rolltape", *(error.command_chain or ()), "--help"]))
 
 
-def _examples(lines: tuple[str, ...]) -> str:
-    return "\n".join(["Examples:", *(f"  {line}" for line in lines)])
-
-
 app = App(
     name="rolltape",
     version=lambda: version("rolltape"),
     help="Record the exact tokens of every model call that an unmodified agent harness makes, and train on them.",
     help_format="plaintext",
-    help_epilogue=_examples(("rolltape demo", "rolltape serve --help")),
+    help_epilogue=epilogue(("rolltape demo", "rolltape serve --help")),
     error_formatter=_usage_error,
     error_console=terminal.plain_errors(),
 )
 for order, (name, command) in enumerate(COMMANDS.items()):
-    app.command(command.where, name=name, help=command.help, sort_key=order, help_epilogue=_examples(command.examples))
+    shown = {} if command.commands else {"help_epilogue": epilogue(command.examples)}
+    app.command(command.where, name=name, help=command.help, sort_key=order, **shown)
 
 
 def main() -> None:

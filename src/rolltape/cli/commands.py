@@ -7,11 +7,20 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """`where` is an import path; the first line of `help` is the summary in the overview."""
+    """`where` is an import path; the first line of `help` is the summary in the overview.
+
+    `commands` names those below it; then `where` is an app, which shows the examples itself.
+    """
 
     where: str
     help: str
     examples: tuple[str, ...]
+    commands: tuple[str, ...] = ()
+
+
+def epilogue(lines: tuple[str, ...]) -> str:
+    """Examples as the end of a help page."""
+    return "\n".join(["Examples:", *(f"  {line}" for line in lines)])
 
 
 COMMANDS = {
@@ -101,13 +110,14 @@ COMMANDS = {
     "pool": Command(
         "rolltape.cli.pool:pool",
         "Keep rollouts beyond their run: filter, draw, weigh and ask them.\n\n"
-        "A pool is a folder of Parquet files, or a place in any object store that pyarrow opens; several writers need no "
+        "A pool is a folder of Parquet files, or a place that pyarrow opens; several writers need no "
         "lock. Filters label, with reasons, and delete nothing; what was drawn says from what. Wants the extra `pool`.",
         (
             "rolltape pool add --dir rolltape-data --results results.jsonl",
             "rolltape pool query 'select task_id, avg(reward) from rollouts group by 1'",
             "rolltape pool sample --n 8 --by group_id --where usable --out rows.jsonl",
         ),
+        ("add", "ls", "query", "sample", "filter", "weight", "retain", "stats"),
     ),
     "gc": Command(
         "rolltape.cli.gc:gc",

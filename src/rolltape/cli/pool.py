@@ -13,6 +13,7 @@ from rich.table import Table
 
 from rolltape import registry
 from rolltape.cli import terminal
+from rolltape.cli.commands import COMMANDS, epilogue
 from rolltape.cli.policy import PolicyFile, policy_of
 from rolltape.errors import ConfigError
 from rolltape.rebuild import Rebuilt, rebuild
@@ -29,7 +30,7 @@ At: TypeAlias = Annotated[
     str, Parameter(name="--pool", env_var="ROLLTAPE_POOL", help="The pool: a folder, or a URI that pyarrow opens.")
 ]
 
-pool = App(name="pool", help_format="plaintext")
+pool = App(name="pool", help_format="plaintext", help_epilogue=epilogue(COMMANDS["pool"].examples))
 
 
 @pool.command
