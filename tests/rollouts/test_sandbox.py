@@ -16,7 +16,8 @@ import pytest
 from rollouts.folder_desk import script_profile
 from rolltape.errors import ConfigError
 from rolltape.harness import Attempt, Profile
-from rolltape.harness.sandbox import Bubblewrap, Open, Sandbox, sandbox_for
+from rolltape.harness.launcher import remove_tree
+from rolltape.harness.sandbox import Bubblewrap, Sandbox, sandbox_for
 from rolltape.rollouts.attempt import CommandLimits, Tried, try_task
 from rolltape.rollouts.tasks import Task
 
@@ -31,7 +32,7 @@ def place() -> Iterator[Path]:
     (folder / "rolltape.db").touch(mode=0o600)
     (folder / "rolltape.db").write_text("SECRET")
     yield folder
-    shutil.rmtree(folder)
+    remove_tree(folder)
 
 
 async def tried(place: Path, sandbox: Sandbox, script: str | Profile, *, name: str = "t-0", **task: object) -> Tried:
@@ -52,25 +53,18 @@ async def tried(place: Path, sandbox: Sandbox, script: str | Profile, *, name: s
     return await try_task(wanted, profile, attempt, CommandLimits())
 
 
-@pytest.fixture(params=["bubblewrap", "uid"])
-async def sandbox(request: pytest.FixtureRequest, place: Path, monkeypatch: pytest.MonkeyPatch) -> Sandbox | None:
-    """The sandbox of that kind, or None where it does not work here, which its probe must then have said."""
-    if request.param == "uid":
+@pytest.fixture(params=["strongest", "uid"])
+async def sandbox(request: pytest.FixtureRequest, place: Path, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
+    """The strongest that works here, and a user of its own where that is another one. Fails where none works."""
+    if request.param == "uid" and os.getuid() == 0:
         without_bubblewrap(monkeypatch)
-    chosen = await sandbox_for("auto", place, (), ("/bin/sh",))
-    if request.param == "bubblewrap" and shutil.which("bwrap") is None:
-        assert not isinstance(chosen, Bubblewrap)
-        return None
-    if request.param == "uid" and os.getuid() != 0:
-        assert isinstance(chosen, Open)
-        return None
-    assert chosen.name == request.param
-    return chosen
+    return await sandbox_for("required", place, (), ("/bin/sh",))
 
 
 def without_bubblewrap(monkeypatch: pytest.MonkeyPatch, instead: str | None = None) -> None:
     """`instead` is found for it."""
-    here = SimpleNamespace(**{**vars(shutil), "which": lambda name: instead})
+    found = shutil.which
+    here = SimpleNamespace(**{**vars(shutil), "which": lambda name: instead if name == "bwrap" else found(name)})
     monkeypatch.setattr("rolltape.harness.sandbox.shutil", here)
 
 
@@ -83,6 +77,9 @@ DEEDS = {
     "write into the store": "echo x > {place}/rolltape.db; false",
     "write beside its folder": "echo x > {place}/workspaces/planted; false",
     "read our environment": "cat /proc/{pid}/environ",
+    "uncover the store": "umount -l {place}; umount -l {place}/workspaces; cat {place}/rolltape.db",
+    "open the root": "mount -o remount,bind,rw /; touch {place}/workspaces/planted; false",
+    "uncover it as root of its own": "unshare -Urm sh -c 'umount -l {place}; cat {place}/rolltape.db'",
     "signal us": "kill -0 {pid}",
     "end us": "kill -TERM {pid}",
     "become somebody": "chown 0:0 . && chmod 4777 . && cat {place}/rolltape.db",
@@ -90,9 +87,7 @@ DEEDS = {
 
 
 @pytest.mark.parametrize("deed", DEEDS)
-async def test_what_is_not_its_own_is_out_of_reach(sandbox: Sandbox | None, place: Path, deed: str) -> None:
-    if sandbox is None:
-        return
+async def test_what_is_not_its_own_is_out_of_reach(sandbox: Sandbox, place: Path, deed: str) -> None:
     other = place / "workspaces" / "other-0" / "workspace"
     other.mkdir(mode=0o700, parents=True)
     (other / "note").write_text("SECRET")
@@ -108,9 +103,7 @@ async def test_what_is_not_its_own_is_out_of_reach(sandbox: Sandbox | None, plac
     assert (place / "rolltape.db").read_text() == "SECRET"
 
 
-async def test_an_honest_harness_works_as_ever(sandbox: Sandbox | None, place: Path) -> None:
-    if sandbox is None:
-        return
+async def test_an_honest_harness_works_as_ever(sandbox: Sandbox, place: Path) -> None:
     script = 'cat given > made; echo "$1" >> made; mktemp > /dev/null; touch /tmp/t ~/h; test -n "$OPENAI_API_KEY"'
     done = await tried(
         place,
@@ -124,26 +117,52 @@ async def test_an_honest_harness_works_as_ever(sandbox: Sandbox | None, place: P
     assert (place / "workspaces" / "t-0" / "workspace" / "made").stat().st_uid == os.getuid()
 
 
-async def test_what_a_harness_leaves_running_is_ended(sandbox: Sandbox | None, place: Path) -> None:
-    if sandbox is None:
-        return
+async def test_what_a_harness_leaves_running_is_ended(sandbox: Sandbox, place: Path) -> None:
     script = "(setsid sh -c 'sleep 3; touch alive' &) ; (env -i setsid sleep 30 &) ; exit 0"
     done = await tried(place, sandbox, script, check="sleep 4; test ! -e alive")
     assert done.reward == 1.0
 
 
-async def test_the_check_cannot_be_used_to_reach_out(sandbox: Sandbox | None, place: Path) -> None:
+async def test_a_leftover_cannot_end_the_check(sandbox: Sandbox, place: Path) -> None:
+    script = "env -i setsid sh -c 'while :; do sleep 0.05; kill -9 -1; done' > /dev/null 2>&1 & exit 0"
+    done = await tried(place, sandbox, script, check="sleep 1; exit 0")
+    assert (done.ended.ending, done.reward) == ("finished", 1.0)
+
+
+async def test_a_deep_tree_is_no_trouble(sandbox: Sandbox, place: Path) -> None:
+    script = "i=0; while [ $i -lt 1500 ]; do mkdir d && cd -P d || break; i=$((i+1)); done; exit 0"
+    done = await tried(place, sandbox, script, check="test -d d/d/d")
+    assert done.reward == 1.0
+
+
+async def test_a_prompt_may_look_like_a_path(sandbox: Sandbox, place: Path) -> None:
+    profile = script_profile("", command=("{executable}", "-c", "exit 0", "/" + "x" * 300))
+    assert (await tried(place, sandbox, profile, check="true")).reward == 1.0
+
+
+async def test_our_home_and_our_sockets_are_not_its(sandbox: Sandbox, place: Path, monkeypatch) -> None:
+    if not isinstance(sandbox, Bubblewrap):
+        assert os.getuid() == 0, "another user sees of a home what everybody does"
+    home = place.parent / f"{place.name}-home"
+    home.mkdir(mode=0o700)
+    (home / "id_ed25519").write_text("SECRET")
+    (home / "id_ed25519").chmod(0o600)
+    monkeypatch.setenv("HOME", str(home))
+    try:
+        done = await tried(place, sandbox, f"cat {home}/id_ed25519 > out 2>&1; exit 0", check="! grep SECRET out")
+        assert done.reward == 1.0
+    finally:
+        shutil.rmtree(home)
+
+
+async def test_the_check_cannot_be_used_to_reach_out(sandbox: Sandbox, place: Path) -> None:
     """It runs what the agent left."""
-    if sandbox is None:
-        return
     script = f"printf '#!/bin/sh\\ncat {place}/rolltape.db > stolen\\n' > run.sh; chmod +x run.sh"
     done = await tried(place, sandbox, script, check="./run.sh; test ! -s stolen")
     assert done.reward == 1.0
 
 
-async def test_two_attempts_at_a_time_are_strangers(sandbox: Sandbox | None, place: Path) -> None:
-    if sandbox is None:
-        return
+async def test_two_attempts_at_a_time_are_strangers(sandbox: Sandbox, place: Path) -> None:
     other = place / "workspaces" / "t-1"
     other.mkdir(mode=0o700)
     (other / "note").write_text("SECRET")
@@ -174,9 +193,7 @@ async def test_a_bubblewrap_that_is_forbidden_is_not_used(place: Path, monkeypat
         await sandbox_for("required", place, (), ())
 
 
-async def test_a_program_that_cannot_be_run_within_is_named(sandbox: Sandbox | None, place: Path) -> None:
-    if sandbox is None:
-        return
+async def test_a_program_that_cannot_be_run_within_is_named(sandbox: Sandbox, place: Path) -> None:
     with pytest.raises(ConfigError, match="not so: test -x /nowhere/harness"):
         await sandbox_for("required", place, (), ("/nowhere/harness",))
 

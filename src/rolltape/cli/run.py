@@ -24,7 +24,7 @@ from rolltape.config import ServeConfig, read_config
 from rolltape.errors import ConfigError
 from rolltape.gateway.serve import TOKEN_FILE, running
 from rolltape.harness import Profile, find_profile
-from rolltape.harness.sandbox import Sandbox, Wanted, sandbox_for
+from rolltape.harness.sandbox import Open, Sandbox, Wanted, sandbox_for
 from rolltape.rebuild import read_policy
 from rolltape.rollouts import Plan, Summary, read_tasks, run_rollouts
 from rolltape.store import TokenSource
@@ -104,10 +104,12 @@ def run(
     )
     rules = policy_of(policy) if policy is not None else read_policy(own.call_policy)
 
+    secrets = (gateway_config,) if gateway_config else ()
+
     async def within() -> Summary:
         site_of = there(gateway, control_token, dir, model) if gateway else here(own, profile)
         async with site_of as site:
-            chosen = await confined(sandbox, profile, dir, (dir, out, tasks))
+            chosen = await confined(sandbox, profile, dir, (Path(own.dir), out, tasks, *secrets))
             plan = Plan(
                 tasks=wanted,
                 profile=profile,
@@ -141,8 +143,10 @@ async def confined(wanted: Wanted, profile: Profile, directory: Path, hidden: Se
     """What harnesses run in, said aloud."""
     program = profile.find_executable(os.environ.get("PATH", os.defpath))
     chosen = await sandbox_for(wanted, directory, hidden, (program,))
-    if wanted != "off":
-        terminal.note(f"sandbox: {chosen.name}" + (", harnesses can read the store" if chosen.name == "none" else ""))
+    if isinstance(chosen, Open) and chosen.why:
+        terminal.note(f"sandbox: none, harnesses can read the store: {chosen.why}")
+    elif wanted != "off":
+        terminal.note(f"sandbox: {chosen.name}")
     return chosen
 
 

@@ -9,6 +9,7 @@ file knows no harness.
 import json
 import os
 import re
+import subprocess
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -112,6 +113,12 @@ def prepare(directory: Path) -> None:
     """Make the folders of an attempt, private to this user. What is there already stays."""
     for name in ("workspace", "home", "out", "tmp"):
         (directory / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def remove_tree(directory: Path) -> None:
+    """Remove a folder that an agent could write in. By the system's own program, which walks a tree of any depth; what
+    cannot be removed stays."""
+    subprocess.run(["rm", "-rf", "--", directory], capture_output=True, check=False)
 
 
 def clean_env(home: Path, tmp: Path) -> dict[str, str]:

@@ -20,7 +20,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -62,7 +61,7 @@ class Command:
     grace: float = GRACE_S
     keep_bytes: int = KEEP_BYTES
     user: int | None = None
-    """The user and group that run it, and no other group; None = ours."""
+    """Whom all its processes belong to, and no others do: whatever that user runs ends with it. None = ours."""
 
 
 async def run_process(command: Command, stop: Callable[[], Awaitable[bool]] | None = None) -> Exit:
@@ -83,7 +82,6 @@ async def run_process(command: Command, stop: Callable[[], Awaitable[bool]] | No
                 stdout=out.take_write_end(),
                 stderr=err.take_write_end(),
                 start_new_session=True,
-                **_identity(command.user),
             )
         except (OSError, ValueError) as error:
             return Exit(None, time.monotonic() - began, error=str(error))
@@ -96,10 +94,6 @@ async def run_process(command: Command, stop: Callable[[], Awaitable[bool]] | No
         why = await _until_over(process, command, stop)
     code = process.returncode
     return Exit(code, time.monotonic() - began, timed_out=why == "timed_out", stopped=why == "stopped")
-
-
-def _identity(user: int | None) -> dict[str, Any]:
-    return {} if user is None else {"user": user, "group": user, "extra_groups": []}
 
 
 def end_marked(mark: str) -> int:
@@ -126,7 +120,7 @@ async def _until_over(
             await _end(process, command)
         except BaseException:
             # Cancelled a second time, or worse: no more patience, but nothing may stay.
-            _signal(_alive(command.mark, process.pid), signal.SIGKILL)
+            _signal(_alive(command.mark, process.pid, command.user), signal.SIGKILL)
             raise
 
 
@@ -144,11 +138,11 @@ async def _exit_or_stop(process: asyncio.subprocess.Process, stop: Callable[[], 
 
 
 async def _end(process: asyncio.subprocess.Process, command: Command) -> None:
-    left = await asyncio.to_thread(_alive, command.mark, process.pid)
+    left = await asyncio.to_thread(_alive, command.mark, process.pid, command.user)
     _signal(left, signal.SIGTERM)
     left = await _still_running(left, command.grace)
     for _ in range(20):  # a process may start another between the look and the kill
-        left = list({*left, *await asyncio.to_thread(_alive, command.mark, process.pid)})
+        left = list({*left, *await asyncio.to_thread(_alive, command.mark, process.pid, command.user)})
         if not left:
             break
         _signal(left, signal.SIGKILL)
@@ -164,20 +158,22 @@ async def _still_running(processes: Sequence[psutil.Process], patience: float) -
     return left
 
 
-def _alive(mark: str, leader: int | None) -> list[psutil.Process]:
-    """Every living process of this mark or of the session that `leader` led, and all that descend from one."""
+def _alive(mark: str, leader: int | None, user: int | None = None) -> list[psutil.Process]:
+    """Every living process of this mark, of the session that `leader` led, or of `user`, and their descendants."""
     everyone = list(psutil.process_iter(["ppid"]))
-    found = {one.pid: one for one in everyone if _belongs(one, mark, leader)}
+    found = {one.pid: one for one in everyone if _belongs(one, mark, leader, user)}
     while children := [one for one in everyone if one.pid not in found and one.info["ppid"] in found]:
         found |= {one.pid: one for one in children}
     return [one for one in found.values() if _running(one)]
 
 
-def _belongs(one: psutil.Process, mark: str, leader: int | None) -> bool:
+def _belongs(one: psutil.Process, mark: str, leader: int | None, user: int | None) -> bool:
     try:
         if one.pid == os.getpid() or not _running(one):
             return False
         in_session = leader is not None and leader in (os.getsid(one.pid), os.getpgid(one.pid))
+        if user is not None and user in one.uids():
+            return True
         return in_session or one.environ().get(MARK) == mark
     except (psutil.Error, OSError):
         return False

@@ -2,22 +2,22 @@
 
 Two ways, tried for real before a run begins, since either may be there and be forbidden:
 
-* `Bubblewrap`: a file system that is read-only but for the attempt, with a /tmp of its own and nothing in the hidden
-  places; processes of its own, so that no other can be seen, signalled or traced.
-* `OwnUser`: where we are root, a user for each attempt that owns nothing but the attempt's folder. Files that everybody
-  may read stay readable.
+* `Bubblewrap`: a file system that is read-only but for the attempt, without our home, sockets and the hidden places and
+  with a /tmp of its own; no capability; processes of its own, so that no other can be seen, signalled or traced.
+* `OwnUser`: where we are root, a user for each attempt that owns nothing but the attempt's folder and ends with it.
+  Files that everybody may read stay readable.
 
 `Open` is none. The network is not cut: the gateway is reached by it. Whoever sets a task up is trusted, so that its
 set-up runs outside; the check runs what the agent left behind, so that it runs within.
 """
 
 import contextlib
-import errno
-import itertools
 import os
 import pwd
+import secrets
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -29,9 +29,10 @@ from rolltape.errors import ConfigError
 from rolltape.harness.process import Command, run_process
 
 Wanted: TypeAlias = Literal["auto", "required", "off"]
-USERS = range(1_000_000, 1_100_000)
-"""Where users for attempts are taken from: above what systems give to people and services."""
-SHARED_TMP = Path("/tmp")  # noqa: S108 - what other users see of it is what this is about
+USERS = range(2**30, 2**31 - 1)
+"""Where users for attempts are drawn from: above what systems give to people and services, and enough that two runs
+never draw the same."""
+TMP, SOCKETS = Path("/tmp"), Path("/run")  # noqa: S108 - what others see of it is what this is about
 
 MAX_PATH = 4096
 
@@ -57,8 +58,9 @@ class Sandbox(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """No sandbox: the harness may do what the user may who runs it."""
+    """No sandbox: the harness may do what the user may who runs it. `why` there is none, "" = none was wanted."""
 
+    why: str = ""
     name: str = "none"
 
     def take(self, directory: Path) -> None:
@@ -92,10 +94,15 @@ class Bubblewrap:
         """Nothing was taken."""
 
     def _view(self, directory: Path, named: Sequence[Path]) -> Iterator[str]:
-        yield from ("--die-with-parent", "--unshare-pid", "--unshare-ipc", "--unshare-cgroup-try")
-        yield from ("--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", str(SHARED_TMP))
-        for path in _kept_in(SHARED_TMP, named):
-            yield from ("--ro-bind", str(path), str(path))
+        """What is mounted, in order: a later mount covers an earlier one."""
+        yield from ("--die-with-parent", "--cap-drop", "ALL", "--unshare-pid", "--unshare-ipc", "--unshare-cgroup-try")
+        yield from ("--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev")
+        for place in (TMP, Path.home(), SOCKETS):
+            if place.is_dir() and place != place.parent:
+                yield from ("--tmpfs", str(place))
+        yield from ("--ro-bind-try", f"{SOCKETS}/systemd/resolve", f"{SOCKETS}/systemd/resolve")
+        for folder in _kept(named, (TMP, Path.home())):
+            yield from ("--ro-bind", str(folder), str(folder))
         for path in self.hidden:
             if path.is_dir():
                 yield from ("--tmpfs", str(path))
@@ -106,36 +113,30 @@ class Bubblewrap:
 
 @dataclass(frozen=True, slots=True)
 class OwnUser:
-    """By a user of its own, for root. `shared`: folders whose names may not be listed, but which lead to attempts."""
+    """By `setpriv` and a user of its own, for root. `shared`: folders whose names may not be listed, but which lead to
+    attempts."""
 
+    setpriv: str
     shared: tuple[Path, ...] = ()
     name: str = "uid"
     _users: dict[Path, int] = field(default_factory=dict)
-    _next: Iterator[int] = field(default_factory=lambda: itertools.count(os.getpid() * 16 % len(USERS)))
 
     def take(self, directory: Path) -> None:
         for folder in self.shared:
             folder.chmod(0o711)
-        self._users[directory] = user = self._users.get(directory) or self._free()
+        self._users[directory] = user = self._users.get(directory) or _new_user()
         _own(directory, user)
 
     def enter(self, command: Command, directory: Path) -> Command:
-        """As the attempt's user; what was put into its folder meanwhile becomes that user's."""
+        """As the attempt's user, who can become nobody else; what was put into its folder meanwhile becomes theirs."""
         user = self._users[directory]
         _own(directory, user)
-        return replace(command, user=user)
+        as_user = (f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs", "--bounding-set=-all")
+        return replace(command, args=[self.setpriv, *as_user, "--", *command.args], user=user)
 
     def give_back(self, directory: Path) -> None:
         if self._users.pop(directory, None) is not None:
             _own(directory, os.getuid())
-
-    def _free(self) -> int:
-        taken = set(self._users.values())
-        for number in self._next:
-            user = USERS[number % len(USERS)]
-            if user not in taken and not _known(user):
-                return user
-        raise AssertionError("the numbers do not end")
 
 
 async def sandbox_for(wanted: Wanted, directory: Path, hidden: Sequence[Path], programs: Sequence[str]) -> Sandbox:
@@ -157,7 +158,7 @@ async def sandbox_for(wanted: Wanted, directory: Path, hidden: Sequence[Path], p
             f"no sandbox works here: {'; '.join(reasons)}",
             hint="install bubblewrap, or run as root; --sandbox off trusts the harness",
         )
-    return Open()
+    return Open("; ".join(reasons))
 
 
 def _ways(directory: Path, hidden: Sequence[Path]) -> Iterator[Sandbox | str]:
@@ -166,7 +167,11 @@ def _ways(directory: Path, hidden: Sequence[Path]) -> Iterator[Sandbox | str]:
     places = tuple(path.absolute() for path in (directory, *hidden))
     yield Bubblewrap(executable, places) if executable else "bubblewrap (bwrap) is not installed"
     shared = directory.absolute(), directory.absolute() / "workspaces"
-    yield OwnUser(shared) if os.getuid() == 0 else "a user for each attempt takes root"
+    setpriv = shutil.which("setpriv")
+    if os.getuid() != 0:
+        yield "a user for each attempt takes root"
+    else:
+        yield OwnUser(setpriv, shared) if setpriv else "a user for each attempt takes setpriv, of util-linux"
 
 
 async def _fails(sandbox: Sandbox, directory: Path, programs: Sequence[str]) -> str:
@@ -193,8 +198,13 @@ def _trial(sandbox: Sandbox, directory: Path, programs: Sequence[str]) -> Iterat
         secret.touch(mode=0o600)
         attempt.mkdir(mode=0o700)
         sandbox.take(attempt)
-        tests = [": > written", f"! cat {shlex.quote(str(secret))} 2> /dev/null"]
-        tests += [f"test -x {shlex.quote(program)}" for program in programs]
+        quoted = shlex.quote(str(secret))
+        tests = [
+            ": > written",
+            f"! cat {quoted} 2> /dev/null",
+            f"! umount -l {shlex.quote(str(workspaces))} 2> /dev/null",
+        ]
+        tests += [f"test -x {shlex.quote(program)}" for one in programs for program in (one, *_interpreter(one))]
         script = "\n".join(f"{test} || {{ echo {shlex.quote(f'not so: {test}')}; exit 1; }}" for test in tests)
         command = Command(
             args=["/bin/sh", "-c", script],
@@ -211,31 +221,47 @@ def _trial(sandbox: Sandbox, directory: Path, programs: Sequence[str]) -> Iterat
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _kept_in(place: Path, named: Sequence[Path]) -> Iterator[Path]:
-    """Folders under `place` that a harness needs although the sandbox covers it: the environments of this Python and of
-    the programs on PATH, the folder that we run in, and those of files that its command names."""
-    folders = [Path(sys.prefix), Path(sys.base_prefix), Path.cwd(), *(path.parent for path in named)]
+def _kept(named: Sequence[Path], places: Sequence[Path]) -> Iterator[Path]:
+    """Folders under `places` that a harness needs although they are covered: the environments of this Python and of the
+    programs on PATH, the folder that we run in, and those of files that its command names."""
+    folders = [Path(sys.prefix), Path(sys.base_prefix), Path.cwd()]
+    folders += [folder for path in named for folder in (path.parent, path.resolve().parent)]
     folders += [Path(entry).parent for entry in os.environ.get("PATH", "").split(os.pathsep) if entry]
     for folder in sorted({path.absolute() for path in folders}):  # outer ones first: they would cover the inner ones
-        if folder != place and folder.is_relative_to(place) and folder.is_dir():
+        if folder not in places and any(folder.is_relative_to(place) for place in places) and folder.is_dir():
             yield folder
 
 
 def _named_in(command: Command) -> list[Path]:
     words = (*command.args, *command.env.values())
-    return [Path(word) for word in words if word.startswith("/") and len(word) < MAX_PATH and Path(word).exists()]
+    return [Path(word) for word in words if word.startswith("/") and os.path.exists(word)]
+
+
+def _interpreter(program: str) -> list[str]:
+    """What a script names in its first line."""
+    try:
+        with Path(program).open("rb") as file:
+            first = file.readline(MAX_PATH).split() if file.read(2) == b"#!" else []
+    except OSError:
+        return []
+    return [os.fsdecode(first[0])] if first else []
 
 
 def _own(directory: Path, user: int) -> None:
-    """Everything in `directory`, links themselves and not what they lead to."""
-    os.chown(directory, user, user, follow_symlinks=False)
-    for folder, _, _, handle in os.fwalk(directory, follow_symlinks=False):
-        for name in os.listdir(handle):
-            try:
-                os.chown(name, user, user, dir_fd=handle, follow_symlinks=False)
-            except OSError as error:
-                if error.errno != errno.ENOENT:
-                    raise OSError(error.errno, f"{folder}/{name} cannot be given to user {user}") from error
+    """Everything in `directory`, links themselves and not what they lead to. By the system's own program, which walks
+    a tree of any depth."""
+    done = subprocess.run(
+        ["chown", "-hR", f"{user}:{user}", "--", directory], capture_output=True, text=True, check=False
+    )
+    if done.returncode and directory.exists():
+        raise OSError(f"it cannot be given to user {user}: {done.stderr.strip()[:300]}")
+
+
+def _new_user() -> int:
+    while True:
+        user = USERS.start + secrets.randbelow(len(USERS))
+        if not _known(user):
+            return user
 
 
 def _known(user: int) -> bool:

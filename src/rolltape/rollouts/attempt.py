@@ -6,12 +6,11 @@ and without the gateway's address. The check starts only when nothing of the har
 
 import math
 import re
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rolltape.harness.launcher import Attempt, Ended, Ending, clean_env, launch, prepare, tail
+from rolltape.harness.launcher import Attempt, Ended, Ending, clean_env, launch, prepare, remove_tree, tail
 from rolltape.harness.process import Command, Exit, run_process
 from rolltape.harness.profile import Profile
 from rolltape.rollouts.tasks import Task
@@ -150,7 +149,7 @@ def _reward(done: Exit, output: Path) -> float:
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        remove_tree(path)
     else:
         path.unlink(missing_ok=True)
 

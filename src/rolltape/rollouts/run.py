@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeAlias
 
 from rolltape.delivery import METRICS_KEY, Built, finalize_rollout_token_capture, retire_rollout_token_capture
 from rolltape.errors import ConfigError, ConflictError, RequestError, StoreError
-from rolltape.harness.launcher import Attempt, Ending, mark_of
+from rolltape.harness.launcher import Attempt, Ending, mark_of, remove_tree
 from rolltape.harness.process import end_marked
 from rolltape.harness.profile import Profile
 from rolltape.harness.sandbox import Open, Sandbox
@@ -296,7 +296,7 @@ class _Run:
     def _tidy(self, row: Row) -> None:
         clean = row["ending"] == Ending.FINISHED and not row["exclude"] and not row["mask_sample"]
         if clean and not self._plan.keep_workspaces:
-            shutil.rmtree(self._workspaces / row["_ng_rollout_id"], ignore_errors=True)
+            remove_tree(self._workspaces / row["_ng_rollout_id"])
 
     def _refuse_foreign(self, row: Row) -> None:
         missing = [name for name in REQUIRED if name not in row]
