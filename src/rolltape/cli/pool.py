@@ -1,7 +1,7 @@
 """`rolltape pool`: rollouts that outlive their run - add, list, ask, draw, filter, weigh, let go."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,7 @@ from rolltape.cli import terminal
 from rolltape.cli.commands import COMMANDS, epilogue
 from rolltape.cli.policy import PolicyFile, policy_of
 from rolltape.errors import ConfigError
-from rolltape.rebuild import Rebuilt, rebuild
+from rolltape.rebuild import KindPolicy, Rebuilt, rebuild
 from rolltape.record import TokenCaptureSnapshot
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rolltape.store import CaptureStore
 
 DAY_SECONDS = 86_400.0
+_BATCH = 64
+"""Rollouts of one part: so many are held at a time."""
 DEFAULT_POOL = "rolltape-pool"
 Where: TypeAlias = Annotated[str | None, Parameter(help="SQL over the pool's view; only what it holds for.")]
 At: TypeAlias = Annotated[
@@ -47,33 +49,49 @@ def add(
     json: terminal.Json = False,
 ) -> None:
     """Add the finished rollouts of a store. Makes the pool where there is none; what is in it stays."""
-    from rolltape.pool import Pool, provenance_of
+    from rolltape.pool import Pool
 
     told = _results(results) if results is not None else {}
     rules, name = policy_of(policy), run or dir.resolve().name
-
-    async def read(store: "CaptureStore") -> list[TokenCaptureSnapshot]:
-        states = {state.rollout_id: state for state in await store.rollouts()}
-        ids = [(await terminal.find(store, text)).rollout_id for text in rollout] or list(told) or list(states)
-        wanted = [one for one in ids if rollout or one in told or states[one].frozen or states[one].ending is not None]
-        found = [await store.read(one) for one in wanted if one in states]
-        return [one for one in found if one is not None]
-
-    snapshots = terminal.with_store(dir, read)
-
-    def rebuilt() -> "Iterator[tuple[Rebuilt, Provenance]]":
-        for snapshot in snapshots:
-            one = rebuild(snapshot, policy=rules)
-            yield one, provenance_of(snapshot, one, run=name, result=told.get(snapshot.rollout_id))
-
+    terminal.must_be_store(dir)
     target = Pool(pool, create=True)
     before = set(target.query("select uid from rollouts")["uid"].to_pylist())
-    added = {one.uid for one in target.add_all(rebuilt())}
-    new = len(added - before)
+
+    async def fill(store: "CaptureStore") -> set[str]:
+        uids: set[str] = set()
+        ids = await _wanted(store, rollout, told)
+        for start in range(0, len(ids), _BATCH):
+            read = [await store.read(rollout_id) for rollout_id in ids[start : start + _BATCH]]
+            added = target.add_all(_rebuilt([one for one in read if one is not None], rules, name, told))
+            uids |= {one.uid for one in added}
+        return uids
+
+    uids = terminal.with_store(dir, fill)
+    new = len(uids - before)
     if json:
-        terminal.print_json({"pool": pool, "run": name, "added": new, "known": len(added) - new, "uids": sorted(added)})
+        terminal.print_json({"pool": pool, "run": name, "added": new, "known": len(uids) - new, "uids": sorted(uids)})
     else:
-        _say(f"{pool}: {new} rollouts of run {name} added, {len(added) - new} were there")
+        _say(f"{pool}: {new} rollouts of run {name} added, {len(uids) - new} were there")
+
+
+async def _wanted(store: "CaptureStore", named: Sequence[str], told: Mapping[str, Any]) -> list[str]:
+    """The rollouts that were named, else those with a result, else those that are finished."""
+    if named:
+        return [(await terminal.find(store, text)).rollout_id for text in named]
+    states = await store.rollouts()
+    finished = {state.rollout_id for state in states if state.frozen or state.ending is not None}
+    ids = [state.rollout_id for state in states]
+    return [one for one in ids if (one in told if told else one in finished)]
+
+
+def _rebuilt(
+    snapshots: Sequence[TokenCaptureSnapshot], policy: KindPolicy, run: str, told: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[Rebuilt, "Provenance"]]:
+    from rolltape.pool import provenance_of
+
+    for snapshot in snapshots:
+        one = rebuild(snapshot, policy=policy)
+        yield one, provenance_of(snapshot, one, run=run, result=told.get(snapshot.rollout_id))
 
 
 def _results(path: Path) -> dict[str, Mapping[str, Any]]:

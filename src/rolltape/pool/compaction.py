@@ -76,7 +76,7 @@ def _current(files: Files, parts: Sequence[Part]) -> list[Part]:
 
 
 def _merge(files: Files, parts: Sequence[Part], listing: Listing, dead: pa.Array) -> None:
-    name, folder = new_name(), parts[0].folder
+    name, folder = new_name(copy=True), parts[0].folder
     everything = pa.concat_tables([_known(files.table(part), "rollouts") for part in parts])
     newest: dict[str, str] = {}
     for uid, part in zip(everything["uid"].to_pylist(), everything["part"].to_pylist(), strict=True):
@@ -127,7 +127,7 @@ def _known(content: pa.Table, table: Table) -> pa.Table:
 def _merge_small(files: Files, table: Table, parts: Sequence[Part]) -> None:
     content = pa.concat_tables([_known(files.table(part), table) for part in parts])
     replaces = [one for part in parts for one in (part.name, *files.replaced_by(part))]
-    files.put(table, "", new_name(), content, replaces=replaces)
+    files.put(table, "", new_name(copy=True), content, replaces=replaces)
 
 
 def sweep(files: Files, grace: float) -> int:

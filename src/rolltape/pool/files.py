@@ -24,6 +24,7 @@ from rolltape.pool.schema import FORMAT, ROWS_IN_A_GROUP, SCHEMAS, Table, writer
 
 SUFFIX = ".parquet"
 _MARK = "pool.json"
+_COPY = "-copy"
 _OBJECT_STORES = ("s3", "gcs", "abfs")
 
 
@@ -46,9 +47,9 @@ class Part:
         return int(self.name.partition("-")[0]) / 1e9
 
 
-def new_name() -> str:
-    """A name that no other writer can have. Names sort by time."""
-    return f"{time.time_ns():020d}-{uuid.uuid4().hex[:16]}"
+def new_name(*, copy: bool = False) -> str:
+    """A name that no other writer can have. Names sort by time; `copy`: of a part that takes the place of others."""
+    return f"{time.time_ns():020d}-{uuid.uuid4().hex[:16]}" + (_COPY if copy else "")
 
 
 def partition(run: str, policy: str) -> str:
@@ -62,6 +63,7 @@ class Files:
         self.uri = str(place)
         self.fs, self.root = _opened(self.uri, filesystem)
         self.local = self.fs.type_name == "local"
+        self.uri = self.root if self.local else self.uri
         if not self._exists(_MARK):
             if not create:
                 raise ConfigError(f"there is no pool at {self.uri}", hint="`rolltape pool add` makes one")
@@ -116,6 +118,8 @@ class Files:
 
     def replaced_by(self, part: Part) -> list[str]:
         """The parts that a compacted one took the place of."""
+        if not part.name.endswith(_COPY):
+            return []
         told = pa.parquet.read_schema(self.full(part.path), filesystem=self.fs).metadata or {}
         return (told.get(b"replaces") or b"").decode().split()
 
