@@ -112,7 +112,7 @@ async def play(
     context_length: int = 1_000_000,
     budget: Mapping[str, Any] | None = None,
 ) -> Played:
-    """Run `harness` once, in a sandbox. `cut` cuts the connection of the n-th call; `env` goes on top of the profile's."""
+    """Run `harness` once, in a sandbox. `cut` cuts the connection of the n-th call; `env` goes on the profile's."""
     profile = builtin_profiles()[harness]
     profile = msgspec.structs.replace(profile, env={**profile.env, **(env or {})})
     engine = ScriptedEngine(script=script, context_length=context_length)
