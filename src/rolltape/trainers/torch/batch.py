@@ -39,7 +39,7 @@ def shape_of(model: PreTrainedModel) -> ModelShape:
     """What a token costs in `model`: all but its embeddings, which are looked up, or used where there is loss."""
     config = model.config.get_text_config()
     embedding = model.get_input_embeddings().weight
-    output: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    output: Any = getattr(model, "get_output_embeddings")()  # noqa: B009 - untyped where transformers is there
     outside = {id(embedding)} | ({id(output.weight)} if output is not None else set())
     heads = config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
