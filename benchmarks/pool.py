@@ -92,6 +92,9 @@ def main() -> None:
             "filter_three_s": timed(lambda: pool.filter([crashed(), Duplicate(), NoVariance()])),
             "read_all_s": timed(lambda: sum(batch.num_rows for batch in pool.rows())),
             "compact_s": timed(lambda: pool.compact(grace=0)),
+            "query_group_spread_compacted_s": timed(
+                lambda: pool.query("select group_id from rollouts group by 1 having stddev(reward) > 0")
+            ),
             "read_64_drawn_compacted_s": timed(lambda: list(pool.read(within=drawn.set_id))),
         }
         told = {name: pool.stats()[name] for name in ("rollouts", "rows", "tokens", "loss_tokens", "bytes_per_token")}
