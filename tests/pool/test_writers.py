@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rolltape.errors import StoreError
 from rolltape.pool import Pool
 from rolltape.pool.views import Listing
 
@@ -134,6 +135,29 @@ def test_what_was_replaced_stays_until_no_reader_needs_it(tmp_path):
     next(reading)
     assert pool.compact(grace=0).removed == 6
     assert len(list(reading)) == 2
+
+
+def test_a_stream_whose_parts_go_ends_with_every_row_or_with_an_error(tmp_path):
+    pool = Pool(tmp_path / "pool", create=True)
+    for index in range(40):
+        put(pool, f"t-{index}", calls=1)
+    reading = pool.rows(batch=1)
+    count = next(reading).num_rows
+    for part in pool.files.parts("rows")[20:]:
+        pool.files.remove(part)
+    try:
+        count += sum(batch.num_rows for batch in reading)
+    except StoreError:
+        return
+    assert count == 40
+
+
+def test_a_pool_whose_rows_are_gone_refuses_to_answer(tmp_path):
+    pool = Pool(tmp_path / "pool", create=True)
+    put(pool, "t-0")
+    pool.files.remove(pool.files.parts("rows")[0])
+    with pytest.raises(StoreError, match="lacks the rows"):
+        pool.query("select * from rows")
 
 
 def test_rows_without_their_rollout_are_seen_by_nobody_and_left_alone(tmp_path):

@@ -122,6 +122,9 @@ class Pool:
             if first is not None:
                 yield first
                 yield from reader
+        except (duckdb.IOException, FileNotFoundError) as error:
+            message = f"a part went while it was read: {error}"
+            raise StoreError(message, hint="compact with a grace as long as readers take") from error
         finally:
             connection.close()
 
