@@ -218,6 +218,16 @@ async def gateway(dir: Path) -> dict[str, Any]:
     return await rebuilt(dir, "gateway")
 
 
+async def played(dir: Path) -> dict[str, Any]:
+    """Gym's build of rollout t-0, from the entries in `entries.jsonl`."""
+    ours = store.TokenCaptureStore(dir)
+    for line in (dir / "entries.jsonl").read_text().splitlines():
+        await ours.put(record.TokenEntry.from_json(json.loads(line)))
+    await ours.close()
+    told = await rebuilt(dir, "t-0")
+    return {"mask": told["mask"], "delivered": told["delivered"]}
+
+
 async def digests(dir: Path) -> list[str]:
     return [compute_digest(list(range(length))) for length in (0, 1, 1000)]
 
@@ -226,7 +236,7 @@ COMMANDS = {
     command.__name__: command
     for command in (
         *(conformance, rollout, deltas, first_turn, other_turns, rebuild),
-        *(conflict, write_captures, imported, gateway, digests),
+        *(conflict, write_captures, imported, gateway, played, digests),
     )
 }
 
