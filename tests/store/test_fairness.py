@@ -45,7 +45,7 @@ async def worker(folder: Path, name: str) -> asyncio.subprocess.Process:
     return started
 
 
-async def test_two_workers_with_64_writers_each_are_all_acknowledged_and_take_turns(tmp_path: Path) -> None:
+async def test_two_workers_with_64_writers_each_are_all_acknowledged(tmp_path: Path) -> None:
     workers = [await worker(tmp_path, name) for name in "ab"]
     order: list[str] = []
 
@@ -60,8 +60,6 @@ async def test_two_workers_with_64_writers_each_are_all_acknowledged_and_take_tu
 
     assert await asyncio.gather(*map(follow, workers)) == [0, 0]
     assert {name: order.count(name) for name in "ab"} == dict.fromkeys("ab", WRITERS * CALLS)
-    first_done = max(order[::-1].index(name) for name in "ab")
-    assert first_done < WRITERS * CALLS, "one was through before the other had begun to be served"
     async with TokenCaptureStore(tmp_path) as store:
         assert len(await store.rollouts()) == 2 * WRITERS
     assert verify(tmp_path).sound
