@@ -56,9 +56,9 @@ def found(place: Path) -> list[str]:
 def test_two_writers_at_once_lose_nothing(tmp_path):
     place = tmp_path / "pool"
     Pool(place, create=True)
-    writers = [start(ADDS, place, name=name, most=6) for name in ("a", "b")]
+    writers = [start(ADDS, place, name=name, most=4) for name in ("a", "b")]
     said = [name for writer in writers for name in writer.communicate()[0].split()]
-    assert len(said) == 12
+    assert len(said) == 8
     assert found(place) == sorted(said)
 
 
@@ -98,12 +98,12 @@ def test_readers_and_writers_go_on_while_it_is_compacted(tmp_path):
     assert compaction.stdout is not None
     compaction.stdout.readline()
     try:
-        for index in range(10):
+        for index in range(7):
             put(pool, f"t-{index}", calls=1)
             assert pool.query("select count(*) as n from rows").to_pylist() == [{"n": index + 1}]
     finally:
         kill(compaction)
-    assert found(place) == [f"t-{index}" for index in range(10)]
+    assert found(place) == [f"t-{index}" for index in range(7)]
 
 
 def test_two_compactions_at_once_count_each_rollout_once(tmp_path):
