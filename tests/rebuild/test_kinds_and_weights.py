@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rolltape.errors import ConfigError
-from rolltape.rebuild import KindPolicy, Rebuilt, Sharing, Use, read_policy, rebuild, with_advantages
+from rolltape.rebuild import KindPolicy, Rebuilt, Sharing, Use, read_policy, rebuild
 from rolltape.rebuild.diff import compare
 from rolltape.record import TokenEntry
 
@@ -116,15 +116,6 @@ def test_a_summary_never_outweighs_its_rollout() -> None:
     at = next(span for span in one.spans if span.model_call_id == "k")
     assert float(one.token_weights[at.start : at.end].sum()) == pytest.approx(0.1, rel=1e-4)
     assert float(one.token_weights.sum()) == pytest.approx(1.0, rel=1e-4)
-
-
-def test_a_rollout_counts_once_in_its_groups_baseline() -> None:
-    def rows(reward: float | None, *entries: TokenEntry) -> tuple[object, ...]:
-        return rebuild(snapshot(entries, outcome={"reward": reward})).rows
-
-    group = [rows(1.0, *PARTS), rows(0.0, PARTS[0]), rows(None, PARTS[0])]
-    given = with_advantages(group)  # type: ignore[arg-type]
-    assert [[row.advantage for row in one] for one in given] == [[1.0, 1.0], [-1.0], [None]]
 
 
 def test_a_policy_file_is_read_strictly() -> None:

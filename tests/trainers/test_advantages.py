@@ -1,10 +1,12 @@
 """An advantage belongs to a rollout; its rows only share it."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolltape.trainers.advantages import advantages, dr_grpo, grouped, grpo, rloo
+from rolltape.record import Row
+from rolltape.trainers.advantages import advantages, dr_grpo, grouped, grpo, rloo, with_advantages
 
 
 def test_a_group_is_compared_with_itself():
@@ -63,3 +65,11 @@ def test_a_group_neither_gains_nor_loses(baseline, rewards):
     names = [f"r{n}" for n in range(len(rewards))]
     found = advantages(dict(zip(names, rewards, strict=True)), dict.fromkeys(names, "t"), baseline)
     assert sum(found.values()) == pytest.approx(0, abs=1e-3)
+
+
+def test_every_row_of_a_rollout_gets_its_advantage_and_shifts_no_mean():
+    ids = np.array([1, 2], np.int32)
+    mask, said = np.array([0, 1], np.int8), np.array([np.nan, -1.0], np.float32)
+    rows = [Row(f"{name}:{n}", name, ids, mask, said, ()) for n, name in enumerate(["a", "a", "b", "crashed"])]
+    found = advantages({"a": 1.0, "b": 0.0, "crashed": None}, dict.fromkeys(["a", "b", "crashed"], "t"), dr_grpo)
+    assert [row.advantage for row in with_advantages(rows, found)] == [0.5, 0.5, -0.5, None]

@@ -24,7 +24,6 @@ from rolltape.rebuild.policy import RETRY, KindPolicy, Sharing, Use, kind_of, re
 from rolltape.rebuild.rows import Dealt, DeliveryForm, Ownership, Status, deal
 from rolltape.rebuild.terminal import Attribution, Witnesses, attribute, hear
 from rolltape.rebuild.tree import CallTree, PrefixBreak, grow
-from rolltape.rebuild.weights import with_advantages
 from rolltape.record import Outcome, Row, TokenCaptureSnapshot, TokenEntry
 
 __all__ = [
@@ -48,7 +47,6 @@ __all__ = [
     "pack",
     "read_policy",
     "rebuild",
-    "with_advantages",
 ]
 
 NO_RECORDS = "capture contains no token records"

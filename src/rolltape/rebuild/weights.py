@@ -8,7 +8,6 @@ the rollout that it summarises.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean, pstdev
 
 from rolltape.rebuild.policy import KindPolicy, Sharing
 from rolltape.record import Row
@@ -85,19 +84,3 @@ def _weighed(row: Row, mass: Mass, owned: Mapping[str, int]) -> Row:
     for at, value in mass.items():
         spans[at[1]] = replace(spans[at[1]], weight=value / sizes[at] / mean)
     return replace(row, weight=weight, spans=tuple(spans))
-
-
-def with_advantages(group: Sequence[Sequence[Row]], *, scale: bool = True) -> list[list[Row]]:
-    """The rows of each rollout of one group (one task), with the rollout's advantage on every one of them.
-
-    The advantage is the reward above the group's mean, over its deviation if `scale`; 0 where all are equal. A rollout
-    counts once in mean and deviation, however many rows it has. One without reward, or without rows, is no part of the
-    group, and its rows have None.
-    """
-    rewards = [rows[0].reward if rows else None for rows in group]
-    known = [reward for reward in rewards if reward is not None]
-    mean = fmean(known) if known else 0.0
-    deviation = pstdev(known) if scale and len(known) > 1 else 0.0
-    by = deviation if deviation > 1e-8 else 1.0
-    given = [None if reward is None else (reward - mean) / by for reward in rewards]
-    return [[replace(row, advantage=one) for row in rows] for rows, one in zip(group, given, strict=True)]

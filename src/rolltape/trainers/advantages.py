@@ -13,10 +13,12 @@ Group-relative advantages: DeepSeekMath (arXiv 2402.03300); without the division
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, pstdev, stdev
 from typing import TypeAlias
+
+from rolltape.record import Row
 
 Baseline: TypeAlias = Callable[[Sequence[float]], list[float]]
 """The rewards of one group -> their advantages."""
@@ -108,3 +110,8 @@ def advantages(
         equal = len(set(values)) == 1
         found.update(zip(group.rewards, [0.0] * len(values) if equal else baseline(values), strict=True))
     return found
+
+
+def with_advantages(rows: Iterable[Row], given: Mapping[str, float]) -> list[Row]:
+    """`rows` with the advantage of their rollout; None where it has no vote."""
+    return [replace(row, advantage=given.get(row.rollout_id)) for row in rows]
