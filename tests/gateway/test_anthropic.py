@@ -262,3 +262,21 @@ async def test_a_reply_that_a_stop_sequence_ended_names_it(gateway, stream):
         reply = await say(client, stream=stream, stop_sequences=["END", "STOP"])
         assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", "STOP")
         assert [block.text for block in reply.content] == ["one two "]
+
+
+async def test_counting_tokens_with_a_query_leaves_no_ghost_call(gateway) -> None:
+    """SC-07"""
+    asked = {
+        "model": "scripted",
+        "system": "Be brief.",
+        "tools": [{"name": "Bash", "input_schema": {"type": "object"}}],
+        "messages": [{"role": "user", "content": "hi"}],
+    }
+    async with gateway() as lab:
+        url = f"{lab.url}/rollout/R1/v1/messages/count_tokens?beta=true"
+        async with lab.http.post(url, json=asked) as response:
+            assert response.status == 200
+            counted = await response.json()
+        assert type(counted["input_tokens"]) is int
+        assert counted["input_tokens"] > 0
+        assert await lab.entries() == []

@@ -36,7 +36,7 @@ COMMANDS = {
         "Serve model endpoints that record every call.\n\n"
         "Point a harness at http://HOST:PORT/rollout/ID and its calls are captured under that id; a request without an "
         "id is served and not captured. Prints one ready line on stderr and runs until it is interrupted. CONFIG is a "
-        "YAML file; options given here win over it.",
+        "YAML file; options given here win over it. The control API describes itself at /control/openapi.json.",
         (
             "rolltape serve --engine llamacpp --dir rolltape-data",
             "rolltape serve rolltape.yaml --port 9000 --auth keys",
