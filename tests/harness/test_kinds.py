@@ -1,6 +1,8 @@
 """Kinds of calls are told by the marks of the shipped profiles, and by nothing else."""
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,7 @@ from rolltape.chat import ChatRequest, Message
 from rolltape.harness import builtin_profiles
 from rolltape.harness.kinds import classifier
 from rolltape.harness.profile import Calls, KindMark, Profile
+from rolltape.wire.openai_chat import OpenAIChat
 
 KIND = classifier(builtin_profiles())
 CLAUDE = {"user-agent": "claude-cli/2.1.332 (external, sdk-cli)", "x-claude-code-session-id": "s"}
@@ -57,6 +60,32 @@ def test_the_shipped_marks_tell_the_kinds_apart(headers: dict[str, str], asked: 
 
     assert said == kind
     assert (evidence is None) == (kind is None)
+
+
+def recorded(harness: str) -> Iterator[tuple[str, str | None]]:
+    """Number of each recorded request and the kind it is told to be. Long texts are markers, so that what is told by
+    words alone is told by tools and headers only."""
+    for line in (Path(__file__).parents[1] / "data" / "traffic" / f"{harness}.jsonl").read_text().splitlines():
+        sent = json.loads(line)
+        headers = {name.lower(): value for name, value in sent["headers"]}
+        asked = OpenAIChat().decode("/v1/chat/completions", json.dumps(sent["body"]).encode(), headers)
+        yield sent["id"].partition("#")[2], KIND(headers, asked, {})[0]
+
+
+@pytest.mark.parametrize(
+    ("harness", "others"),
+    [
+        ("qwen-code", {"130": "subagent", "131": "subagent", "132": "subagent", "133": "subagent"}),
+        (
+            "opencode",
+            dict.fromkeys(("22", "24", "68"), "compaction") | dict.fromkeys(("70", "71", "72", "73"), "subagent"),
+        ),
+    ],
+)
+def test_recorded_requests_are_told_apart_by_their_user_agents_profile(harness: str, others: dict[str, str]) -> None:
+    told = dict(recorded(harness))
+    assert {number: kind for number, kind in told.items() if kind != "agent"} == others
+    assert len(told) > 20
 
 
 def test_the_label_of_a_rollout_goes_before_its_user_agent() -> None:

@@ -39,7 +39,7 @@ def test_a_profile_of_the_users_own_is_a_file_or_a_folder(tmp_path: Path) -> Non
 
 
 def test_a_name_that_is_no_profile_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="there are: claude-code, codex, mini-swe-agent"):
+    with pytest.raises(ConfigError, match="there are: aider, claude-code, cline, codex, gemini-cli, mini-swe-agent"):
         find_profile("maxi", builtin_profiles())
 
 

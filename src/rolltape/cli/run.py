@@ -47,7 +47,9 @@ class Site:
 def run(
     *,
     tasks: Annotated[Path, Parameter(help="JSON lines: {id, prompt, [setup], [files], [check]}.")],
-    harness: Annotated[str, Parameter(help="A profile's name (claude-code, codex, mini-swe-agent), or a path to one.")],
+    harness: Annotated[
+        str, Parameter(help="A profile's name (claude-code, codex, mini-swe-agent, opencode...), or a path to one.")
+    ],
     config: Annotated[
         str | None, Parameter(help="A configuration file for the harness: a path, or one shipped with its profile.")
     ] = None,
