@@ -11,7 +11,8 @@ STAMPS := $(VENV)/.stamps
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 INSTALL := .ci/install $(VENV) -c constraints.txt
-NPM_HARNESSES := @anthropic-ai/claude-code@2.1.332 @openai/codex@0.171.0
+NPM_HARNESSES := @anthropic-ai/claude-code@2.1.332 @openai/codex@0.171.0 opencode-ai@1.18.33 @google/gemini-cli@0.61.0 \
+	@mariozechner/pi-coding-agent@0.73.1
 PY := $(wildcard src tests benchmarks examples docs .ci)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

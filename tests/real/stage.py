@@ -38,7 +38,8 @@ Script = Callable[[ChatRequest, int], Step]
 def installed_version(harness: str) -> str:
     """What the program of the profile says its version is."""
     program = builtin_profiles()[harness].find_executable(os.environ["PATH"])
-    return subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    return said.stdout + said.stderr
 
 
 def turns(request: ChatRequest) -> int:
@@ -111,13 +112,14 @@ async def play(
     env: Mapping[str, str] | None = None,
     context_length: int = 1_000_000,
     budget: Mapping[str, Any] | None = None,
+    model: str = "scripted",
 ) -> Played:
     """Run `harness` once, in a sandbox. `cut` cuts the connection of the n-th call; `env` goes on the profile's."""
     profile = builtin_profiles()[harness]
     profile = msgspec.structs.replace(profile, env={**profile.env, **(env or {})})
     engine = ScriptedEngine(script=script, context_length=context_length)
     async with AsyncExitStack() as stack:
-        config = ServeConfig(dir=str(folder / "data"), port=0, auth="keys")
+        config = ServeConfig(dir=str(folder / "data"), port=0, auth="keys", model_aliases=("*",))
         gateway = await stack.enter_async_context(running(config, engine=engine))
         connection = await stack.enter_async_context(connect(gateway.url, gateway.control_token))
         port = await stack.enter_async_context(relay(urlsplit(gateway.url).port or 0, cut))
@@ -126,7 +128,7 @@ async def play(
             sandbox=await sandbox_for("required", folder / "data", (folder / "out.jsonl",), (program,)),
             tasks=[Task("t", prompt, check=check)],
             profile=profile,
-            model="scripted",
+            model=model,
             out=folder / "out.jsonl",
             directory=folder / "data",
             time_limit=120.0,
