@@ -54,7 +54,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
 def test_it_was_all_in_it(played: Played) -> None:
     assert (played.row["ending"], played.row["reward"]) == ("finished", 1.0)
     assert played.outcomes["failed"] == 1
-    assert played.kinds["compaction"] == 1
+    assert played.kinds["compaction"] >= 1
     helpers = {e.headers.get("x-claude-code-agent-id") for e in played.held.entries if e.kind == "subagent"}
     assert len(helpers) == 2
 
