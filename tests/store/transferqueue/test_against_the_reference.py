@@ -31,15 +31,25 @@ class OnTransferQueue(Stores):
     def freeze(self, rollout_id: str) -> None:
         a, b = self.both(lambda store: store.freeze(rollout_id))
         if isinstance(b, TokenCaptureSnapshot) and b.incomplete_reasons == (UNKNOWN,):
-            assert not a.entries
+            self.compare(a, b)
         elif isinstance(a, TokenCaptureSnapshot):
             self.compare(a, b)
             self.seen[rollout_id] = a, b
         else:
             assert a == b
 
+    def compare(self, a: TokenCaptureSnapshot, b: TokenCaptureSnapshot) -> None:
+        if b.incomplete_reasons == (UNKNOWN,):
+            assert not a.entries
+        else:
+            super().compare(a, b)
+
 
 TestTransferQueueAgrees = OnTransferQueue.TestCase
 TestTransferQueueAgrees.settings = settings(
-    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=30,
+    stateful_step_count=30,
+    deadline=None,
+    derandomize=True,  # a step here takes milliseconds: what fails has to be the same on every machine
+    suppress_health_check=list(HealthCheck),
 )

@@ -185,6 +185,13 @@ class TransferQueueStore:
 
     async def _begin(self, rollout_id: str, call_id: str) -> None:
         journal = self._insist_on_journal()
+        try:
+            await self._refuse_closed(rollout_id)
+        except QueueGone:
+            pass  # the intent is durable all the same
+        except (FrozenError, RetiredError) as refused:
+            await self._learn(journal, rollout_id, refused)
+            raise
         await journal.begin_call(rollout_id, call_id)
         await self._queue.at_hand()
         try:
@@ -193,6 +200,15 @@ class TransferQueueStore:
             await self._learn(journal, rollout_id, refused)
             await journal.withdraw(rollout_id, call_id)
             raise
+
+    async def _refuse_closed(self, rollout_id: str) -> None:
+        """Before the journal writes an intent that it would have to take back, the step that it took included."""
+        await self._queue.at_hand()
+        view = await self._view(rollout_id)
+        if view.retired_at is not None:
+            raise RetiredError(f"rollout {rollout_id!r} was retired")
+        if view.frozen_at is not None:
+            raise FrozenError(f"rollout {rollout_id!r} is frozen")
 
     async def _put(self, entry: TokenEntry) -> None:
         journal = self._insist_on_journal()
