@@ -57,6 +57,13 @@ def test_two_views_of_one_buffer_share_all_of_the_shorter():
     assert common_prefix(buffer[:4], buffer) == 4
 
 
+def test_views_of_one_buffer_with_other_steps_are_read():
+    buffer = np.arange(10, dtype=np.int32)
+    assert common_prefix(token_ids(buffer[::2]), token_ids(buffer)) == 1
+    assert common_prefix(token_ids(buffer[::-1]), token_ids(buffer[9:])) == 1
+    assert common_prefix(token_ids(buffer[2:]), token_ids(buffer[3:])) == 0
+
+
 def test_a_digest_is_that_of_the_whole_sequence_however_it_is_cut():
     assert digest(token_ids([1, 2]), token_ids([3])) == digest(token_ids([1, 2, 3]))
     assert digest(token_ids([1, 2])) != digest(token_ids([1, 2, 0]))

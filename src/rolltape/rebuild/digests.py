@@ -1,4 +1,4 @@
-"""Digests of calls and rows, each continued from what it extends: linear in the tokens that are new. Pure.
+"""Digests of calls and rows, each continued from what it extends or leaves: linear in the tokens that are new. Pure.
 
 A prompt's digest is SHA-256 over its ids alone (`tokens.digest`), so it is the same whatever was hashed before it, and
 the same as a store's. A call's covers the prompt's, what was sampled with the bytes of its log-probs, and every field
@@ -7,11 +7,13 @@ that a rebuild reads. Texts are no part of it: they may be redacted or retired.
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from rolltape.rebuild.strands import Point
 from rolltape.rebuild.tree import CallTree
 from rolltape.record import Row, TokenEntry
 from rolltape.tokens import IntArray
@@ -33,20 +35,57 @@ def of(value: Any) -> str:
     return f"sha256:{hashlib.sha256(encode(value)).hexdigest()}"
 
 
-def prompts(tree: CallTree) -> Iterator[tuple[str, str]]:
-    """(call, digest of its prompt), shorter prompts first."""
-    states: dict[str, Any] = {}
+@dataclass(frozen=True, slots=True)
+class _Hashed:
+    """What was hashed of one prompt: the state after all `length` ids, and those at each whole `mark` before."""
+
+    length: int
+    state: Any
+    marks: tuple[Any, ...]
+
+    def over(self, prompt: IntArray, agreed: int, mark: int) -> "_Hashed":
+        """The same of `prompt`, whose first `agreed` ids are those of this one's sequence."""
+        at, state, marks = self.length, self.state.copy(), self.marks
+        if agreed < at:
+            marks = marks[: agreed // mark]
+            at, state = len(marks) * mark, marks[-1].copy() if marks else hashlib.sha256()
+        passed = []
+        while at < len(prompt):
+            end = min(at - at % mark + mark, len(prompt))
+            state.update(_bytes(prompt[at:end]))
+            at = end
+            if at % mark == 0:
+                passed.append(state.copy())
+        return _Hashed(at, state, (*marks, *passed) if passed else marks)
+
+
+_NOTHING = _Hashed(0, hashlib.sha256(), ())
+
+
+def prompts(tree: CallTree, mark: int = 4096) -> Iterator[tuple[str, str]]:
+    """(call, digest of its prompt), shorter prompts first. Up to `mark` ids are hashed again where a prompt leaves
+    another inside that one's prompt."""
+    hashed: dict[str, _Hashed] = {}
+    known: dict[Point, _Hashed] = {}
+    agreed = _agreed(tree)
     for call, entry in sorted(tree.entries.items(), key=lambda item: len(item[1].prompt_token_ids)):
-        parent = tree.parents.get(call)
-        if parent in states:
-            state, at = states[parent].copy(), tree.entries[parent].length
-        else:
-            state, at = hashlib.sha256(), 0
-        state.update(_bytes(entry.prompt_token_ids[at:]))
-        yield call, f"sha256:{state.hexdigest()}"
-        if call in tree.followed:
-            state.update(_bytes(entry.generation_token_ids))
-            states[call] = state
+        point = tree.prompts.get(call)
+        found = None if point is None else known.get(point)
+        if found is None:
+            other, shared = agreed.get(call, ("", 0))
+            found = hashed.get(other, _NOTHING).over(entry.prompt_token_ids, shared, mark)
+        if point is not None:
+            known[point] = hashed[call] = found
+        yield call, f"sha256:{found.state.hexdigest()}"
+
+
+def _agreed(tree: CallTree) -> dict[str, tuple[str, int]]:
+    """Another call with whose ids a call's prompt begins, and how many: its parent, or one that it leaves later."""
+    found = {call: (parent, tree.entries[parent].length) for call, parent in tree.parents.items() if parent is not None}
+    for one in (*tree.breaks, *tree.branches):
+        if one.nearest is not None and one.first_divergence > found.get(one.call, ("", 0))[1]:
+            found[one.call] = one.nearest, one.first_divergence
+    return found
 
 
 def calls(tree: CallTree) -> dict[str, str]:
