@@ -26,6 +26,7 @@ GYM = Path(os.environ.get("NEMO_GYM", ROOT / ".venv-nemo-gym")) / "bin" / "pytho
 WRITERS = (1, 64, 512)
 SECONDS = 3.0
 PROMPT, GENERATED, CALLS_A_ROLLOUT = 200, 100, 10
+MOST_PUTS = 20_000
 STORES = ("memory", "sqlite", "postgres", "transferqueue")
 
 
@@ -62,8 +63,8 @@ async def paced(put: Any, n_writers: int, entries: list[list[Any]]) -> dict[str,
 
 
 def entries_for(n_writers: int, make: Any, tag: str) -> list[list[Any]]:
-    """Enough for a fast store: more rollouts one after another where there are few writers."""
-    rollouts = max(1, 200 // n_writers)
+    """Enough for a fast store and some seconds: more rollouts one after another where there are few writers."""
+    rollouts = max(MOST_PUTS // (CALLS_A_ROLLOUT * n_writers), 1) if n_writers > 1 else 400
     return [
         [
             make(f"{tag}-{n_writers}-{writer}-{number}", f"k{call}", *tokens_of(writer * rollouts + number, call))

@@ -74,7 +74,7 @@ def test_a_lineage_answers_as_the_plain_prefix_tree_does(calls: list[TokenEntry]
         assert found.digest.hex() == tokens.digest(prompt).removeprefix("sha256:")
         if found.base is not None:
             assert sequences[found.base][: found.depth] == prompt.tolist()[: found.depth]
-        lineage.add(key, prompt, call.generation_token_ids, found)
+        lineage.add(key, str(key), prompt, call.generation_token_ids, found)
         tree.add(call.sequence, key)
         sequences[key] = call.sequence.tolist()
     for key, sequence in sequences.items():
@@ -86,7 +86,7 @@ def test_the_lineages_written_last_are_kept_within_their_limit() -> None:
     lineages = Lineages(ids_kept=1_000)
     for rollout in range(20):
         lineage, ids = lineages.get(rollout), np.arange(300, dtype=np.int32)
-        lineage.add(1, ids, ids[:0], lineage.find(ids))
+        lineage.add(1, "k1", ids, ids[:0], lineage.find(ids))
     assert len(lineages) == 4
     assert [lineages.get(rollout).cursor for rollout in (19, 18, 0)] == [1, 1, 0]
 

@@ -2,6 +2,7 @@
 
 store      the database, its writer and its reader
 writer     one thread, group commit
+foresight  what a batch will ask, asked at once
 session    one connection
 schema     tables and settings
 

@@ -49,8 +49,10 @@ class PostgresStore(TableStore):
             self._reader.close()
         self._writer.close()
 
-    async def _write(self, key: str, operation: Operation, amends: Operation | None = None) -> Any:
-        return await self._writer.waiting.submit(operation, amends=amends, key=key)
+    async def _write(
+        self, key: str, operation: Operation, amends: Operation | None = None, call: str | None = None
+    ) -> Any:
+        return await self._writer.waiting.submit(operation, amends=amends, key=key, call=call)
 
     def _write_lazily(self, key: str, operation: Operation) -> None:
         self._writer.waiting.submit_lazily(operation, key=key)

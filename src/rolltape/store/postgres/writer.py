@@ -3,7 +3,8 @@
 It takes all queued jobs, runs them in one transaction, and only after the commit resolves what the callers await. Jobs
 are ordered by rollout, so every process locks rows in one order and none waits for another in a circle.
 
-The rollouts of a batch are locked and read in one statement. Jobs first run without savepoints. When one of them fails,
+What the jobs of a batch ask is asked at once (`foresight`), and what they change is sent at once, so a batch costs few
+round trips however large it is. Jobs first run without savepoints. When one of them fails,
 the transaction is undone and all run again, each in a savepoint of its own, so that the one which failed undoes only
 itself. A transaction that did not come to its commit (a lost connection, a deadlock) is run again; one whose commit was
 not confirmed fails for each of its callers, and is marked as soon as the server answers. Nothing is acknowledged that
@@ -17,6 +18,7 @@ from typing import Any
 import psycopg
 
 from rolltape.errors import StoreError
+from rolltape.store.postgres.foresight import foresee
 from rolltape.store.postgres.session import Session, worded
 from rolltape.store.tables import rollouts
 from rolltape.store.tables.grouping import Job, Operation, Waiting, resolve
@@ -90,13 +92,13 @@ class Writer:
             else:
                 with session.ahead():
                     session.execute("BEGIN")
-                    _foresee(session, batch)
+                    foresee(session, batch)
                     results = [_together(session, job) for job in batch]
             session.commit()
         except BaseException as error:
             session.rollback()
             self._forget()
-            if not apart and isinstance(error, psycopg.Error) and not _shared(session, error):
+            if not apart and isinstance(error, Exception) and not _of_all(session, error):
                 raise _JobFailed from error
             raise
         return results
@@ -122,21 +124,15 @@ class Writer:
         return self._session
 
 
-def _foresee(session: Session, batch: Sequence[Job]) -> None:
-    """Lock and read the rollouts of all jobs in one statement, in place of the first that each would send.
-
-    Every job that changes a rollout's row reads it first, so an answer is fresh when it is used. A job without a key
-    may change any: then each asks for itself.
-    """
-    keys = {job.key for job in batch}
-    if len(keys) < 2 or "" in keys or any("\0" in key for key in keys):
-        return
-    rows = session.execute(rollouts.FIND_ALL + session.row_lock, (sorted(keys),)).fetchall()
-    session.foresee(rollouts.FIND + session.row_lock, (((row[1],), row) for row in rows))
+def _of_all(session: Session, error: Exception) -> bool:
+    """True where running the jobs apart would help none of them."""
+    return isinstance(error, StoreError) or _shared(session, error)
 
 
 def _together(session: Session, job: Job) -> Any:
     """The job's result, or its refusal, which has written nothing."""
+    if not job.key:
+        session.forget()
     try:
         return job.operation(session)
     except (StoreError, psycopg.Error) as error:

@@ -14,9 +14,10 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rolltape.errors import StoreError
-from rolltape.store.tables.connection import DAMAGED
+from rolltape.store.tables.connection import DAMAGED, Change
 
 FILE_NAME = "rolltape.db"
 BUSY_SECONDS = 10.0
@@ -104,6 +105,15 @@ class Connection(sqlite3.Connection):
 
     row_lock = ""
     begin_view = "BEGIN"
+
+    def change(self, change: Change, values: tuple[Any, ...], /) -> None:
+        self.execute(change.sql, values)
+
+    def learn(self, sql: str, parameters: tuple[Any, ...], row: tuple[Any, ...] | None, /) -> None:
+        """Asking again costs no more than remembering."""
+
+    def draw(self, last_seq: int, /) -> None:
+        """SQLite numbers a row as it is inserted."""
 
 
 def prepare(folder: Path) -> Path:

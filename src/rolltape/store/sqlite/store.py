@@ -54,7 +54,9 @@ class TokenCaptureStore(TableStore):
         self._writer.swept = True
         return swept
 
-    async def _write(self, key: str, operation: Operation, amends: Operation | None = None) -> Any:
+    async def _write(
+        self, key: str, operation: Operation, amends: Operation | None = None, call: str | None = None
+    ) -> Any:
         return await self._writer.waiting.submit(operation, amends=amends)
 
     def _write_lazily(self, key: str, operation: Operation) -> None:

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 DAMAGED = (sqlite3.Error, UnicodeDecodeError)
@@ -16,6 +17,28 @@ class Cursor(Protocol):
     def __iter__(self) -> Iterator[Any]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A statement that changes one row and answers nothing, with a `?` for each of `columns`, in their order.
+
+    `many`: the same for many rows at once, from a relation `new` of these columns that stands where it says `{new}`;
+    for databases that can. `replaces`: of those with the same last value, only the newest counts.
+    """
+
+    sql: str
+    many: str
+    columns: tuple[str, ...]
+    replaces: bool = False
+
+
+def insertion(table: str, columns: str) -> Change:
+    """The change that adds a row with these columns."""
+    names = tuple(columns.split(", "))
+    into = f"INSERT INTO {table} ({columns})"
+    each = f"{into} VALUES ({', '.join('?' * len(names))})"
+    return Change(each, f"{into} SELECT {columns} FROM {{new}}", names)  # noqa: S608 - names of the tables' own
+
+
 class Connection(Protocol):
     """A database within a transaction, or a reader outside of one.
 
@@ -28,3 +51,11 @@ class Connection(Protocol):
     @property
     def begin_view(self) -> str: ...
     def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Cursor: ...
+    def change(self, change: Change, values: tuple[Any, ...], /) -> None:
+        """Change a row before the next statement that is executed, and before the commit."""
+
+    def learn(self, sql: str, parameters: tuple[Any, ...], row: tuple[Any, ...] | None, /) -> None:
+        """The next answer to `sql` would be `row`, so nobody need ask for it; None: it has to be asked for again."""
+
+    def draw(self, last_seq: int, /) -> int | None:
+        """A number for a new entry of a locked rollout, above `last_seq`; None where its insertion draws it."""

@@ -1,6 +1,5 @@
 """Putting an entry: find what its prompt continues, store what is new, keep the digests. For the writer's thread."""
 
-import time
 from dataclasses import dataclass, field
 
 from rolltape.errors import ConflictError
@@ -8,12 +7,12 @@ from rolltape.record import TokenEntry
 from rolltape.store.contract import LineageMatch
 from rolltape.store.tables import codec, rollouts, texts
 from rolltape.store.tables.codec import Packer
-from rolltape.store.tables.connection import Connection
+from rolltape.store.tables.connection import Connection, insertion
 from rolltape.store.tables.lineage import Found, Lineage, Lineages
 from rolltape.tokens import IntArray
 
 _NAMES = codec.COLUMNS.split(", ")[1:]
-_INSERT = f"INSERT INTO entries (rollout, {', '.join(_NAMES)}) VALUES (?{', ?' * len(_NAMES)}) RETURNING seq"  # noqa: S608
+_ENTRY = insertion("entries", f"seq, rollout, {', '.join(_NAMES)}")
 
 
 @dataclass(slots=True)
@@ -40,12 +39,12 @@ def put(db: Connection, shelf: Shelf, entry: TokenEntry) -> ConflictError | None
     digest = codec.entry_digest(entry.rollout_id, entry.model_call_id, header, found.digest, arrays)
     begun, stored = rollouts.known_of(db, rollout, entry.model_call_id)
     if begun is not None:
-        db.execute("DELETE FROM intents WHERE rollout = ? AND call_id = ?", (rollout.id, entry.model_call_id))
+        rollouts.settle(db, rollout, entry.model_call_id)
     step = rollout.next_step if begun is None else begun
     if stored == digest:
         return None
     if stored is not None:
-        rollouts.mark(db, rollout.id, entry.model_call_id, "put again with another payload; the first is kept")
+        rollouts.mark(db, rollout, entry.model_call_id, "put again with another payload; the first is kept")
         return ConflictError(f"call {entry.model_call_id!r} of rollout {entry.rollout_id!r} has another payload")
     row = _row(shelf.packer, rollout, entry, step, found, header, arrays, digest)
     _insert(db, shelf, lineage, rollout, entry, row, found)
@@ -73,9 +72,9 @@ def record(db: Connection, shelf: Shelf, rollout_id: str, call_id: str, sequence
     )
     row = _row(shelf.packer, rollout, known, 0, found, b"{}", (b"", b"", b""), digest)
     row.kind = 1
-    row.seq = _store_row(db, rollout.id, row)
-    db.execute("UPDATE rollouts SET last_seq = ? WHERE id = ?", (row.seq, rollout.id))
-    lineage.add(row.seq, sequence, sequence[:0], found)
+    rollout.last_seq = row.seq = _store_row(db, rollout, row)
+    rollouts.save(db, rollout)
+    lineage.add(row.seq, call_id, sequence, sequence[:0], found)
     return None
 
 
@@ -84,10 +83,11 @@ def resolve(db: Connection, shelf: Shelf, rollout_id: str, prompt: IntArray) -> 
     rollout = rollouts.find(db, rollout_id)
     if rollout is None or rollout.retired_at is not None:
         return None
-    found = caught_up(db, shelf, rollout).find(prompt)
+    lineage = caught_up(db, shelf, rollout)
+    found = lineage.find(prompt)
     if found.parent is None:
         return None
-    return LineageMatch(_call_id(db, found.parent), found.parent_length)
+    return LineageMatch(lineage.call_id(found.parent), found.parent_length)
 
 
 def caught_up(db: Connection, shelf: Shelf, rollout: rollouts.Rollout) -> Lineage:
@@ -96,10 +96,11 @@ def caught_up(db: Connection, shelf: Shelf, rollout: rollouts.Rollout) -> Lineag
     if lineage.cursor >= rollout.last_seq:
         return lineage
     rows = db.execute(
-        "SELECT seq, base, base_len, n_prompt, packed, ids FROM entries WHERE rollout = ? AND seq > ? ORDER BY seq",
+        "SELECT seq, call_id, base, base_len, n_prompt, packed, ids FROM entries"
+        " WHERE rollout = ? AND seq > ? ORDER BY seq",
         (rollout.id, lineage.cursor),
     )
-    for seq, base, base_len, n_prompt, packed, data in rows:
+    for seq, call_id, base, base_len, n_prompt, packed, data in rows:
         try:
             ids = codec.ids_of(shelf.packer.unpack(data, packed & codec.IDS))
         except codec.UNPACK_ERRORS:
@@ -108,7 +109,7 @@ def caught_up(db: Connection, shelf: Shelf, rollout: rollouts.Rollout) -> Lineag
         if prefix is not None:
             tail = n_prompt - base_len
             prompt = codec.joined(prefix, ids[:tail])
-            lineage.add(seq, prompt, ids[tail:], lineage.find(prompt))
+            lineage.add(seq, call_id, prompt, ids[tail:], lineage.find(prompt))
     lineage.cursor = rollout.last_seq
     return lineage
 
@@ -118,10 +119,6 @@ def _digest_of(db: Connection, rollout: int, kind: int, call_id: str) -> bytes |
         "SELECT digest FROM entries WHERE rollout = ? AND kind = ? AND call_id = ?", (rollout, kind, call_id)
     ).fetchone()
     return None if row is None else bytes(row[0])
-
-
-def _call_id(db: Connection, seq: int) -> str:
-    return str(db.execute("SELECT call_id FROM entries WHERE seq = ?", (seq,)).fetchone()[0])
 
 
 def _row(
@@ -173,31 +170,29 @@ def _insert(
 ) -> None:
     """The lineage is told last: a failure before leaves nothing in memory that the file does not hold."""
     if row.parent_call_id is None and found.parent is not None:
-        row.parent_call_id = _call_id(db, found.parent)
-    row.seq = _store_row(db, rollout.id, row)
+        row.parent_call_id = lineage.call_id(found.parent)
+    row.seq = _store_row(db, rollout, row)
     if shelf.texts:
         base = found.base if found.parent is None else found.parent
         texts.insert(db, shelf.packer, lineage, row.seq, base, entry)
-    db.execute(
-        "UPDATE rollouts SET version = version + 1, updated_at = ?, n_entries = n_entries + 1, last_seq = ?, chain = ?,"
-        " generated_tokens = generated_tokens + ?, next_step = CASE WHEN next_step < ? THEN ? ELSE next_step END"
-        " WHERE id = ?",
-        (
-            time.time(),
-            row.seq,
-            codec.next_chain(rollout.chain, row.digest),
-            row.n_generation,
-            (row.step_index or 0) + 1,
-            (row.step_index or 0) + 1,
-            rollout.id,
-        ),
-    )
+    rollout.version += 1
+    rollout.n_entries += 1
+    rollout.generated_tokens += row.n_generation
+    rollout.last_seq = row.seq
+    rollout.chain = codec.next_chain(rollout.chain, row.digest)
+    rollout.next_step = max(rollout.next_step, (row.step_index or 0) + 1)
+    rollouts.save(db, rollout)
     if entry.damaged:
-        rollouts.mark(db, rollout.id, row.call_id, f"its ids are in doubt: {'; '.join(entry.faults)}")
-    lineage.add(row.seq, entry.prompt_token_ids, entry.generation_token_ids, found)
+        rollouts.mark(db, rollout, row.call_id, f"its ids are in doubt: {'; '.join(entry.faults)}")
+    lineage.add(row.seq, row.call_id, entry.prompt_token_ids, entry.generation_token_ids, found)
     if shelf.texts and entry.request_text is not None:
         lineage.keep_text(row.seq, entry.request_text)
 
 
-def _store_row(db: Connection, rollout: int, row: codec.Row) -> int:
-    return int(db.execute(_INSERT, (rollout, *(getattr(row, name) for name in _NAMES))).fetchall()[0][0])
+def _store_row(db: Connection, rollout: rollouts.Rollout, row: codec.Row) -> int:
+    seq = db.draw(rollout.last_seq)
+    values = (seq, rollout.id, *(getattr(row, name) for name in _NAMES))
+    if seq is None:
+        return int(db.execute(f"{_ENTRY.sql} RETURNING seq", values).fetchall()[0][0])
+    db.change(_ENTRY, values)
+    return seq

@@ -33,6 +33,8 @@ class Job:
     lazy: bool = False
     key: str = ""
     """The rollout whose row it locks, for databases in which rows are locked one by one."""
+    call: str | None = None
+    """The call that it begins or puts, which makes its rollout where there is none yet; None for other jobs."""
 
 
 class Waiting:
@@ -47,10 +49,12 @@ class Waiting:
     def empty(self) -> bool:
         return self._queue.empty()
 
-    def submit(self, operation: Operation, *, amends: Operation | None = None, key: str = "") -> asyncio.Future[Any]:
+    def submit(
+        self, operation: Operation, *, amends: Operation | None = None, key: str = "", call: str | None = None
+    ) -> asyncio.Future[Any]:
         """Queue an operation; the future resolves after the commit. Raises `StoreError` when closed."""
         future = asyncio.get_running_loop().create_future()
-        self._put(Job(operation, future, amends, key=key))
+        self._put(Job(operation, future, amends, key=key, call=call))
         return future
 
     def submit_lazily(self, operation: Operation, *, key: str = "") -> None:

@@ -91,6 +91,7 @@ class Lineage:
     def __init__(self) -> None:
         self._root = _Line(0)
         self._places: dict[int, tuple[_Line, int]] = {}
+        self._calls: dict[int, str] = {}
         self._texts: OrderedDict[int, bytes] = OrderedDict()
         self.cursor = 0
         self.size = 0
@@ -119,8 +120,8 @@ class Lineage:
         state.update(np.ascontiguousarray(prompt[hashed:], dtype="<i4").data)
         return Found(base, at, parent, parent_length, state, line)
 
-    def add(self, key: int, prompt: IntArray, generation: IntArray, found: Found) -> None:
-        """Insert prompt + generation under `key`; `found` is what `find(prompt)` just said."""
+    def add(self, key: int, call_id: str, prompt: IntArray, generation: IntArray, found: Found) -> None:
+        """Insert prompt + generation of a call under `key`; `found` is what `find(prompt)` just said."""
         line, at, end = found.line, found.depth, len(prompt) + len(generation)
         if at < len(prompt):
             line = self._grow(line, at, np.concatenate([prompt[at:], generation]))
@@ -132,6 +133,7 @@ class Lineage:
         if end:
             line.end_here(end, key)
         self._places[key] = (line, end)
+        self._calls[key] = call_id
         self.cursor = max(self.cursor, key)
 
     def prefix(self, key: int, length: int) -> IntArray | None:
@@ -146,6 +148,10 @@ class Lineage:
                 length = line.start
             line = line.parent
         return ids
+
+    def call_id(self, key: int) -> str:
+        """Whose sequence is under `key`."""
+        return self._calls[key]
 
     def text(self, key: int) -> bytes | None:
         """The request text of `key` where it is still at hand."""

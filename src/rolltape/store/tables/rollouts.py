@@ -17,7 +17,7 @@ from rolltape.errors import ConflictError, FrozenError, RetiredError
 from rolltape.record import TokenCaptureSnapshot
 from rolltape.store.contract import PolicyState, RolloutState
 from rolltape.store.tables import codec, reading
-from rolltape.store.tables.connection import Connection
+from rolltape.store.tables.connection import Change, Connection, insertion
 
 
 @dataclass(slots=True)
@@ -70,13 +70,33 @@ class Rollout:
 
 
 _UNTOLD = (msgspec.MsgspecError, UnicodeError, TypeError)
-_COLUMNS = ", ".join(f.name for f in fields(Rollout))
+_FIELDS = tuple(f.name for f in fields(Rollout))
+_COLUMNS = ", ".join(_FIELDS)
 FIND = f"SELECT {_COLUMNS} FROM rollouts WHERE rollout_id = ?"  # noqa: S608
 FIND_ALL = f"SELECT {_COLUMNS} FROM rollouts WHERE rollout_id = ANY (?) ORDER BY rollout_id"  # noqa: S608
 """Of many, in the order of `sorted`; for databases that take an array. `rollout_id` is the second column."""
-_KNOWN = (
+MAKE_ALL = (
+    "INSERT INTO rollouts (rollout_id, created_at, updated_at) SELECT one, at, at"  # noqa: S608
+    " FROM (SELECT CAST(? AS double precision) AS at) AS now, unnest(CAST(? AS text[])) AS one"
+    f" ON CONFLICT DO NOTHING RETURNING {_COLUMNS}"
+)
+"""Of those that are not there yet, in their order; for databases that take an array."""
+KNOWN = (
     "SELECT (SELECT step_index FROM intents WHERE rollout = ? AND call_id = ?),"
     " (SELECT digest FROM entries WHERE rollout = ? AND kind = 0 AND call_id = ?)"
+)
+_SAVED = ("updated_at", "version", "next_step", "n_entries", "generated_tokens", "last_seq", "chain")
+_SAVE = Change(
+    f"UPDATE rollouts SET {', '.join(f'{name} = ?' for name in _SAVED)} WHERE id = ?",  # noqa: S608
+    f"UPDATE rollouts r SET {', '.join(f'{name} = new.{name}' for name in _SAVED)} FROM {{new}} WHERE r.id = new.id",  # noqa: S608
+    (*_SAVED, "id"),
+    replaces=True,
+)
+_BEGIN = insertion("intents", "rollout, call_id, step_index, begun_at")
+_SETTLE = Change(
+    "DELETE FROM intents WHERE rollout = ? AND call_id = ?",
+    "DELETE FROM intents i USING {new} WHERE i.rollout = new.rollout AND i.call_id = new.call_id",
+    ("rollout", "call_id"),
 )
 _MARKED = "EXISTS (SELECT 1 FROM marks m WHERE m.rollout = r.id)"
 _OPEN = "(SELECT count(*) FROM intents i WHERE i.rollout = r.id)"
@@ -96,6 +116,19 @@ def ensure(db: Connection, rollout_id: str) -> Rollout:
     made = find(db, rollout_id)
     assert made is not None
     return made
+
+
+def save(db: Connection, rollout: Rollout) -> None:
+    """Write what was counted on in a row that this transaction has locked."""
+    rollout.updated_at = time.time()
+    db.change(_SAVE, (*(getattr(rollout, name) for name in _SAVED), rollout.id))
+    db.learn(FIND + db.row_lock, (rollout.rollout_id,), tuple(getattr(rollout, name) for name in _FIELDS))
+
+
+def settle(db: Connection, rollout: Rollout, call_id: str) -> None:
+    """The call has an outcome: its intent goes."""
+    db.change(_SETTLE, (rollout.id, call_id))
+    db.learn(KNOWN, (rollout.id, call_id) * 2, None)
 
 
 def _make(db: Connection, rollout_id: str) -> bool:
@@ -130,36 +163,33 @@ def begin_call(db: Connection, rollout_id: str, call_id: str) -> None:
     if digest is not None:
         raise ConflictError(f"call {call_id!r} of rollout {rollout_id!r} is already recorded")
     if step is None:
-        now = time.time()
-        db.execute(
-            "INSERT INTO intents (rollout, call_id, step_index, begun_at) VALUES (?, ?, ?, ?)",
-            (rollout.id, call_id, rollout.next_step, now),
-        )
-        db.execute("UPDATE rollouts SET next_step = next_step + 1, updated_at = ? WHERE id = ?", (now, rollout.id))
+        db.change(_BEGIN, (rollout.id, call_id, rollout.next_step, time.time()))
+        rollout.next_step += 1
+        save(db, rollout)
 
 
 def known_of(db: Connection, rollout: Rollout, call_id: str) -> tuple[int | None, bytes | None]:
     """The step of a call that began and has no outcome yet; the digest of its entry. None for what is not there."""
-    step, digest = db.execute(_KNOWN, (rollout.id, call_id, rollout.id, call_id)).fetchone()
+    step, digest = db.execute(KNOWN, (rollout.id, call_id) * 2).fetchone()
     return (None if step is None else int(step)), (None if digest is None else bytes(digest))
 
 
-def mark(db: Connection, rollout: int, call_id: str, reason: str) -> None:
+def mark(db: Connection, rollout: Rollout, call_id: str, reason: str) -> None:
     """Make a rollout incomplete, once for each reason; the version advances with each."""
-    now = time.time()
     new = db.execute(
         "INSERT INTO marks (rollout, call_id, reason, at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING 1",
-        (rollout, call_id, reason, now),
+        (rollout.id, call_id, reason, time.time()),
     )
     if new.fetchall():
-        db.execute("UPDATE rollouts SET version = version + 1, updated_at = ? WHERE id = ?", (now, rollout))
+        rollout.version += 1
+        save(db, rollout)
 
 
 def mark_incomplete(db: Connection, rollout_id: str, call_id: str, reason: str) -> None:
     """A mark also settles the call's intent: whoever marks it has given it up, and a freeze need not wait for it."""
     rollout = ensure(db, rollout_id)
-    mark(db, rollout.id, call_id, reason)
-    db.execute("DELETE FROM intents WHERE rollout = ? AND call_id = ?", (rollout.id, call_id))
+    mark(db, rollout, call_id, reason)
+    settle(db, rollout, call_id)
 
 
 def settle_delivery(db: Connection, rollout_id: str, call_id: str, delivery: str) -> None:

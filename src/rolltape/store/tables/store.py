@@ -35,8 +35,10 @@ class TableStore(ABC):
         self._settle_seconds = settle_seconds
 
     @abstractmethod
-    async def _write(self, key: str, operation: Operation, amends: Operation | None = None) -> Any:
-        """What the operation returns, once it is durable. `key`: the rollout whose row it locks."""
+    async def _write(
+        self, key: str, operation: Operation, amends: Operation | None = None, call: str | None = None
+    ) -> Any:
+        """What the operation returns, once it is durable. `key`: the rollout whose row it locks. `call`: see `Job`."""
 
     @abstractmethod
     def _write_lazily(self, key: str, operation: Operation) -> None:
@@ -62,7 +64,8 @@ class TableStore(ABC):
 
     async def begin_call(self, rollout_id: str, model_call_id: str) -> None:
         """The durable intent. Raises `FrozenError`, `RetiredError`, or `ConflictError` for a call already recorded."""
-        await self._write(rollout_id, partial(rollouts.begin_call, rollout_id=rollout_id, call_id=model_call_id))
+        begin = partial(rollouts.begin_call, rollout_id=rollout_id, call_id=model_call_id)
+        await self._write(rollout_id, begin, call=model_call_id)
 
     async def put(self, entry: TokenEntry) -> None:
         """Make `entry` durable. Raises `ConflictError`, `RetiredError`, or `StoreError` when it could not be stored."""
@@ -72,7 +75,8 @@ class TableStore(ABC):
             call_id=entry.model_call_id,
             reason="its put failed",
         )
-        await self._write(entry.rollout_id, partial(entries.put, shelf=self._shelf, entry=entry), amends=failed)
+        put = partial(entries.put, shelf=self._shelf, entry=entry)
+        await self._write(entry.rollout_id, put, amends=failed, call=entry.model_call_id)
 
     async def mark_incomplete(self, rollout_id: str, model_call_id: str = "") -> None:
         """Say durably that evidence was lost."""

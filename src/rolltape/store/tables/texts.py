@@ -11,9 +11,10 @@ import numpy as np
 
 from rolltape.record import TokenEntry
 from rolltape.store.tables.codec import Packer
-from rolltape.store.tables.connection import Connection
+from rolltape.store.tables.connection import Connection, insertion
 from rolltape.store.tables.lineage import Lineage
 
+_TEXT = insertion("texts", "seq, base, base_len, request, output_items")
 _SHORTEST_SHARE = 64
 """Fewer common bytes than this are not worth a reference."""
 
@@ -32,8 +33,8 @@ def insert(db: Connection, packer: Packer, lineage: Lineage, seq: int, base: int
         shared = common_bytes(before or b"", text)
     if shared < _SHORTEST_SHARE:
         base, shared = None, 0
-    db.execute(
-        "INSERT INTO texts (seq, base, base_len, request, output_items) VALUES (?, ?, ?, ?, ?)",
+    db.change(
+        _TEXT,
         (
             seq,
             base,
