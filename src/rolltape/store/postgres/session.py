@@ -112,7 +112,10 @@ class Session:
         """Send the changes that are owed, one statement for each kind. They commute: none is of a row of another."""
         owed, self._owed = self._owed, {}
         for change, rows in owed.items():
-            self._send(_spelled_for_many(change), [list(column) for column in zip(*rows.values(), strict=True)])
+            if len(rows) == 1:  # an array costs more than the value in it
+                self._send(_spelled(change.sql), *rows.values())
+            else:
+                self._send(_spelled_for_many(change), [list(column) for column in zip(*rows.values(), strict=True)])
 
     def _send(self, sql: bytes, parameters: Sequence[Any]) -> "psycopg.Cursor[tuple[Any, ...]]":
         return self._connection.execute(sql, parameters or None, binary=True)

@@ -1,6 +1,7 @@
 """Putting an entry: find what its prompt continues, store what is new, keep the digests. For the writer's thread."""
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from rolltape.errors import ConflictError
 from rolltape.record import TokenEntry
@@ -13,6 +14,8 @@ from rolltape.tokens import IntArray
 
 _NAMES = codec.COLUMNS.split(", ")[1:]
 _ENTRY = insertion("entries", f"seq, rollout, {', '.join(_NAMES)}")
+_NUMBERED = f"{_ENTRY.sql} RETURNING seq"
+_values = attrgetter(*_NAMES)
 
 
 @dataclass(slots=True)
@@ -191,8 +194,7 @@ def _insert(
 
 def _store_row(db: Connection, rollout: rollouts.Rollout, row: codec.Row) -> int:
     seq = db.draw(rollout.last_seq)
-    values = (seq, rollout.id, *(getattr(row, name) for name in _NAMES))
     if seq is None:
-        return int(db.execute(f"{_ENTRY.sql} RETURNING seq", values).fetchall()[0][0])
-    db.change(_ENTRY, values)
+        return int(db.execute(_NUMBERED, (None, rollout.id, *_values(row))).fetchall()[0][0])
+    db.change(_ENTRY, (seq, rollout.id, *_values(row)))
     return seq

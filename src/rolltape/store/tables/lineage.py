@@ -154,8 +154,10 @@ class Lineage:
         return self._calls[key]
 
     def text(self, key: int) -> bytes | None:
-        """The request text of `key` where it is still at hand."""
-        return self._texts.get(key)
+        """The request text of `key` where it is still at hand; of few, those that were asked for last."""
+        if (text := self._texts.get(key)) is not None:
+            self._texts.move_to_end(key)
+        return text
 
     def keep_text(self, key: int, text: bytes) -> None:
         self._texts[key] = text

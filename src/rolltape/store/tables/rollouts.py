@@ -9,6 +9,7 @@ import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -92,6 +93,7 @@ _SAVE = Change(
     (*_SAVED, "id"),
     replaces=True,
 )
+_saved, _whole = attrgetter(*_SAVE.columns), attrgetter(*_FIELDS)
 _BEGIN = insertion("intents", "rollout, call_id, step_index, begun_at")
 _SETTLE = Change(
     "DELETE FROM intents WHERE rollout = ? AND call_id = ?",
@@ -121,8 +123,8 @@ def ensure(db: Connection, rollout_id: str) -> Rollout:
 def save(db: Connection, rollout: Rollout) -> None:
     """Write what was counted on in a row that this transaction has locked."""
     rollout.updated_at = time.time()
-    db.change(_SAVE, (*(getattr(rollout, name) for name in _SAVED), rollout.id))
-    db.learn(FIND + db.row_lock, (rollout.rollout_id,), tuple(getattr(rollout, name) for name in _FIELDS))
+    db.change(_SAVE, _saved(rollout))
+    db.learn(FIND + db.row_lock, (rollout.rollout_id,), _whole(rollout))
 
 
 def settle(db: Connection, rollout: Rollout, call_id: str) -> None:

@@ -30,6 +30,8 @@ def insert(db: Connection, packer: Packer, lineage: Lineage, seq: int, base: int
         before = lineage.text(base)
         if before is None:
             before = request(db, packer, base)
+            if before is not None:
+                lineage.keep_text(base, before)
         shared = common_bytes(before or b"", text)
     if shared < _SHORTEST_SHARE:
         base, shared = None, 0
